@@ -7,10 +7,6 @@ Rules:
 - A declaration waits until all earlier publishes of its vhost are confirmed. Deletions, purges and declarations of
   queues and exchanges do not wait for messages that a full queue refuses: a deletion may be the only way to make
   room.
-- Messages that clients rejected before a declaration, deletion or purge have left their queue before that entry is
-  carried out here: such a message must not go with its queue, and its dead letter goes where dead letters went then.
-  The sweeper removes them first, if it makes progress. A message that waits for room is in no queue yet; if its queue
-  is deleted, the queue is emptied first to make room.
 - A restart carries out again the entries that are not on record, which may be old while a full queue refuses
   something. But a queue whose messages are in no log is not deleted again where this node's own clients have declared
   it since.
@@ -29,56 +25,39 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
-from lrq_ha.errors import LrqError, MalformedInput
+from lrq_ha.errors import LrqError
 from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.replication.positions import owner_of
 from lrq_ha.replication.queues import QueueKey
 from lrq_ha.routing import names
 
-from ..amqp import encode, frames
+from ..amqp import frames
 from ..amqp.address import Address
-from ..amqp.content_header import routes_on
 from ..amqp.declarations import first_name
-from ..amqp.direct_reply import NOBODY
 from ..amqp.errors import BrokerRefuses, VhostNotFound
 from ..log.definitions import Row, rows_of
 from ..log.replica import LEVELS, Entry, Replica
-from .parking_lot import Message
-from .vhost_writer import STRIKES_MAX, SuspectEntries, VhostWriter, Window
+from .rejected_messages import RejectedMessages, Sweeping
+from .vhost_writer import SuspectEntries, VhostWriter, Window
+from .waits import REFUSED_AGAIN_S, Waits
 
 log = logging.getLogger("lrq_ha.applier")
 
-TIMER_MIN_S = 0.01
 _OF_QUEUES = (frames.QUEUE_DECLARE, frames.QUEUE_BIND)
 # Declarations of queues with these levels that are not carried out here: on a backup, a queue that is not fully
 # replicated is bound to nothing.
 _NOT_HERE = {pb.LEVEL_CONFIGURATION: (frames.QUEUE_BIND,), pb.LEVEL_NONE: _OF_QUEUES}
 TURN_MESSAGES_MAX = 256  # in one turn of the event loop
 FULL_SHOWN_MAX = 3
-REJECTED_STILL_S = 120.0  # a deletion or purge waits so long for a sweeper that rejects nothing: longer than its longest passes over two queues
-REJECTED_HURRY_S = 10.0  # while an epoch is taken: no client is served meanwhile
-REJECTED_KICK_S = 2.0  # longer than a sweeper waits for a delivery
-REJECTED_POLL_S = 0.05
-PARKED_ROUND_S = 1.0  # longer than a VhostWriter waits before it tries again
-REJECTED_AGAIN_S = 600.0  # a queue where the sweeper makes no progress is not waited for again for so long
 WAITS_S = 0.2  # an applier that waits for longer counts as not overdue
 ABSENT_AGAIN_S = 30.0  # between two tries to open a missing vhost
-REFUSED_AGAIN_S = 2.0  # between two tries of a command that needs a missing right
 MESSAGE_AGAIN_S = 60.0  # before a message is tried again that ended the previous applier
 GAPS_AGAIN_S = 5.0
-
-
-async def _nothing() -> None: ...
-
-
-async def _may_write(_vhost: str) -> bool:
-    return True
 
 
 class Views(Protocol):
@@ -95,27 +74,21 @@ class Applier:
         replica: Where the entries wait.
         broker: The own broker; its vhost is replaced.
         views: The writer of view streams.
+        sweeper: The sweeper of this node.
         delay_s: How late a follower applies.
         delay_entries_max, delay_bytes_max: How many entries, and bytes, may wait for that delay.
         window_messages_max: Most unconfirmed messages, without those that full queues refuse.
         window_bytes_max: Most unconfirmed bytes, without those that full queues refuse.
-        on_full: Called when a queue is to be swept at once: the broker refuses messages (None if the queue is not
-            known), or the queue is to be deleted.
+        on_follow: Called before anything is applied while another node leads.
+        may_write: Asked whether the sidecar's user has all rights in a vhost that applying needs.
         doubt: The suspect entries over which the previous incarnation ended.
         refused: A message of the log that the broker refused, over which the previous incarnation ended, and the
             command that mends it.
-        may_write: Asked whether the sidecar's user has all rights in a vhost that applying needs.
 
     Attributes:
         refused: As the argument, for this incarnation.
         doubt: As the argument, for this incarnation.
         hurry: Apply everything that is safe at once.
-        on_follow: Called before anything is applied while another node leads.
-        on_spared: Called with queues that need a full pass once everything up to an entry is applied.
-        is_rejecting: Asked whether messages rejected from a queue of a vhost may still be on their way to other
-            queues.
-        given_up_at: Asked when the sweeper last began a pass that made no progress in a queue (monotonic seconds; 0:
-            never).
     """
 
     def __init__(
@@ -123,41 +96,37 @@ class Applier:
         replica: Replica,
         broker: Address,
         views: Views,
+        sweeper: Sweeping,
         *,
         delay_s: float,
         delay_entries_max: int,
         delay_bytes_max: int,
         window_messages_max: int,
         window_bytes_max: int,
-        on_full: Callable[[QueueKey | None], None] = lambda _queue: None,
+        on_follow: Callable[[], Awaitable[None]],
+        may_write: Callable[[str], Awaitable[bool]],
         doubt: SuspectEntries | None = None,
         refused: str = "",
-        may_write: Callable[[str], Awaitable[bool]] = _may_write,
     ) -> None:
         self.doubt = doubt
         self.refused = refused
         self._may_write = may_write
         self.hurry = False
-        self.on_full = on_full
-        self.on_follow: Callable[[], Awaitable[None]] = _nothing
-        self.on_spared: Callable[[Iterable[QueueKey], int], None] = lambda _queues, _upto: None
-        self.is_rejecting: Callable[[str], bool] = lambda _vhost: False
-        self.given_up_at: Callable[[QueueKey], float] = lambda _queue: 0.0
+        self._on_follow = on_follow
         self._replica = replica
         self._broker = broker
         self._views = views
+        self._sweeper = sweeper
+        self._waits = Waits(self._tend, replica.shortfall)
+        self._rejected = RejectedMessages(replica, sweeper, self._waits, lambda: self.hurry)
         self._delay_s = delay_s
         self._delay_entries_max, self._delay_bytes_max = delay_entries_max, delay_bytes_max
         self._window = Window(window_messages_max, window_bytes_max)
         self._lanes: dict[str, VhostWriter] = {}
         self._read_upto = 0  # end of the log when this node was rebuilt
         self._absent: dict[str, float] = {}  # vhosts that this broker did not have, and when to ask again
-        self._not_waited_for: dict[QueueKey, float] = {}  # queues without progress by the sweeper, and until when
-        self._event = asyncio.Event()
         self._follows = False
         self._turn = 0
-        self._waits_since = 0.0  # when a wait began for anything but the broker's confirms; 0: none
-        self._waited_s = 0.0
         self._gaps_at = 0.0  # when to try refused declarations again
         self._drained: list[asyncio.Future[None]] = []
         self._ended: BaseException | None = None
@@ -165,12 +134,12 @@ class Applier:
 
     def wake(self) -> None:
         """Looks for work again, as something has changed."""
-        self._event.set()
+        self._waits.wake()
 
     def log_advanced(self) -> None:
         """The log is safe further than before. On a primary hardly anything waits here, so this is cheap after each batch."""
         if self._replica.applying or self._drained or self._replica.to_apply or self._replica.forgotten_queues:
-            self._event.set()
+            self._waits.wake()
 
     async def run(self) -> None:
         """Applies until cancelled.
@@ -181,13 +150,13 @@ class Applier:
         self._read_upto = self._replica.node.log.end
         try:
             if self.refused:
-                await self._hold("message", self.refused, MESSAGE_AGAIN_S, urgent=lambda: self.hurry)
+                await self._waits.hold("message", self.refused, MESSAGE_AGAIN_S, urgent=lambda: self.hurry)
                 self._replica.shortfall.hold("message", "")
                 self.refused = ""
             await self._carry_out(self._replica.forgotten, self._replica.progress.tracker.applied)
             self._replica.forgotten = []
             while True:
-                self._event.clear()
+                self._waits.clear()
                 if self._replica.forgotten_queues and self._replica.node.following:
                     await self._remember_queues()
                 pause = await self._tend()
@@ -196,7 +165,7 @@ class Applier:
                 if self._replica.to_apply_bytes < before:
                     self._replica.progress.on_wake()  # peers that were held up may push again
                 self._tell_drained()
-                await self._pause(pause)
+                await self._waits.pause(pause)
         except BaseException as error:
             self._ended = error
             for lane in self._lanes.values():
@@ -235,14 +204,14 @@ class Applier:
     def full(self) -> str:
         """For operators: missing vhosts and full queues, whose log entries are passed over or wait; empty if there are none."""
         found = [f"what the log has for vhost '{vhost}' was passed over, as this broker did not have that vhost" for vhost in self._absent]
-        found += [each for lane in self._lanes.values() for each in lane.full()]
+        found += [each for lane in self._lanes.values() for each in lane.parked.full()]
         more = f"; and {len(found) - FULL_SHOWN_MAX} more" if len(found) > FULL_SHOWN_MAX else ""
         return "; ".join(found[:FULL_SHOWN_MAX]) + more
 
     def _waits_for_room(self, queue: QueueKey) -> list[tuple[int, bool]]:
         """Implements `Progress.waits_for_room`."""
         lane = self._lanes.get(queue[0])
-        return lane.waits_for(queue[1]) if lane is not None and lane.parked else []
+        return lane.waits_for(queue[1]) if lane is not None and lane.parked.places else []
 
     # ---- waiting -----------------------------------------------------------------------------------------------------
 
@@ -265,32 +234,16 @@ class Applier:
             pause = min(pause, await lane.tend())
         return pause
 
-    async def _pause(self, pause_s: float) -> None:
-        if not self._event.is_set():
-            try:
-                async with asyncio.timeout(max(pause_s, TIMER_MIN_S)):
-                    await self._event.wait()
-            except TimeoutError:
-                pass
-
-    async def _until(self, condition: Callable[[], bool]) -> None:
-        while not condition():
-            self._event.clear()
-            pause = await self._tend()
-            if condition():
-                return
-            await self._pause(pause)
-
     async def _lane(self, vhost: str, sequence: int) -> VhostWriter | None:
         """The writer of a vhost; None: the vhost is missing, and its entries from `sequence` on are to be passed over."""
         lane = self._lanes.get(vhost)
         while lane is None and time.monotonic() >= self._absent.get(vhost, 0.0):
             if not await self._may_write(vhost):
-                await self._rest(REFUSED_AGAIN_S, lambda: False)
+                await self._waits.rest(REFUSED_AGAIN_S)
                 continue
             try:
                 broker = replace(self._broker, vhost=vhost)
-                lane = await VhostWriter.open(broker, self._replica, self._window, self.wake, lambda queue: self.on_full(queue))
+                lane = await VhostWriter.open(broker, self._replica, self._window, self._waits, self._sweeper.kick)
                 self._lanes[vhost] = lane
                 self._replica.entered.add(vhost)
             except VhostNotFound:
@@ -299,40 +252,6 @@ class Applier:
                 self._absent[vhost] = time.monotonic() + ABSENT_AGAIN_S
                 log.error("this broker has no vhost '%s': what the log has for it is passed over, from entry %d on", vhost, sequence)
         return lane
-
-    # ---- the broker's refusals ---------------------------------------------------------------------------------------
-
-    async def _until_allowed(self) -> None:
-        """Returns when the sidecar's user may write to the queues, or an epoch is taken: one vhost must not delay the others."""
-        with self._waiting():
-            await self._until(lambda: self.hurry or not self._replica.shortfall.holds)
-
-    async def _hold(self, place: str, text: str, pause_s: float, *, since: str = "", urgent: Callable[[], bool] = lambda: False) -> None:
-        """Writes nothing for `pause_s`, or until `urgent`, and notes why in the shortfall. The note is still there on return."""
-        since = since or time.strftime("%H:%M:%S")
-        if self._replica.shortfall.hold(place, f"cannot write its queues since {since}: {text}"):
-            log.error("this node cannot write its queues: %s", text)
-        await self._rest(pause_s, urgent)
-
-    async def _rest(self, pause_s: float, urgent: Callable[[], bool]) -> None:
-        """Writes nothing for `pause_s`, or until `urgent`."""
-        until = time.monotonic() + pause_s
-        with self._waiting():
-            while (left_s := until - time.monotonic()) > 0 and not urgent():
-                self._event.clear()
-                await self._pause(min(left_s, await self._tend()))
-
-    async def _insist(self, do: Callable[[], Awaitable[None]]) -> None:
-        """Calls `do` again and again while the broker refuses it for a missing right."""
-        since = time.strftime("%H:%M:%S")
-        try:
-            while True:
-                try:
-                    return await do()
-                except BrokerRefuses as error:
-                    await self._hold("right", str(error), REFUSED_AGAIN_S, since=since)
-        finally:
-            self._replica.shortfall.hold("right", "")
 
     async def _try_gaps_again(self) -> float:
         """Tries refused declarations again that the log still declares; returns the seconds until the next try."""
@@ -344,7 +263,7 @@ class Applier:
             for vhost in shortfall.refusals.vhosts():
                 lane = await self._lane(vhost, self._replica.progress.tracker.applied)
                 if lane is not None:
-                    await self._insist(partial(lane.declarer.try_again, self._replica.declared.definitions.declares))
+                    await self._waits.insist(partial(lane.declarer.try_again, self._replica.declared.definitions.declares))
         return max(0.0, self._gaps_at - now)
 
     # ---- applying ----------------------------------------------------------------------------------------------------
@@ -355,7 +274,8 @@ class Applier:
         waiting = replica.to_apply
         while waiting and waiting[0].last <= replica.progress.safe:
             if replica.shortfall.holds and not replica.active:
-                await self._until_allowed()
+                with self._waits.counted():  # while an epoch is taken, one vhost must not delay the others
+                    await self._waits.until(lambda: self.hurry or not replica.shortfall.holds)
             entry = waiting[0]
             if not (self.hurry or replica.active or self._too_much_waits()):
                 young_s = entry.since + self._delay_s - time.monotonic()
@@ -368,7 +288,7 @@ class Applier:
                 await self._remember_queues()
             if not self._follows and replica.follows:
                 self._follows = True
-                await self.on_follow()
+                await self._on_follow()
             await self._apply(entry)
             replica.applying = 0
             self._turn += entry.count
@@ -388,7 +308,7 @@ class Applier:
         0 while the applier waits for anything but its broker: a sweeper, before a purge or a declaration.
         """
         replica = self._replica
-        if not replica.to_apply or (self._waits_since and time.monotonic() - self._waits_since > WAITS_S):
+        if not replica.to_apply or self._waits.lasts_s() > WAITS_S:
             return 0
         entries = max(0, min(replica.to_apply[-1].last, replica.progress.safe) - replica.reached())
         too_many = entries - self._delay_entries_max if self._delay_s else entries
@@ -397,17 +317,8 @@ class Applier:
         return max(0, too_many)
 
     def waited_s(self) -> float:
-        """Total seconds of waits for anything but the broker's confirms: for a sweeper, or for a record to be written."""
-        return self._waited_s + (time.monotonic() - self._waits_since if self._waits_since else 0.0)
-
-    @contextmanager
-    def _waiting(self) -> Iterator[None]:
-        """Counts the time inside as such a wait."""
-        self._waits_since = time.monotonic()
-        try:
-            yield
-        finally:
-            self._waited_s, self._waits_since = self.waited_s(), 0.0
+        """Total seconds of waits for anything but the broker's confirms."""
+        return self._waits.counted_s()
 
     async def _remember_queues(self) -> None:
         """Declares queues that the broker has lost: by now this node follows or leads."""
@@ -429,8 +340,8 @@ class Applier:
             await self._other(run, first)
             self._replica.progress.applied(first, entry.last)
             if kind == "purge":
-                await self._until(lambda: self._is_applied(first))
-                with self._waiting():
+                await self._waits.until(lambda: self._is_applied(first))
+                with self._waits.counted():
                     await self._replica.barrier.write_record()
 
     async def _other(self, run: pb.Run, sequence: int) -> None:
@@ -452,65 +363,43 @@ class Applier:
             level = LEVELS[self._replica.declared.level((vhost, first_name(declares)))] if method in _OF_QUEUES else pb.LEVEL_ALL
             lane = await self._lane(vhost, sequence)
             if lane is not None and method not in _NOT_HERE.get(level, ()):
-                await self._insist(partial(lane.declarer.execute, declares))
+                await self._waits.insist(partial(lane.declarer.execute, declares))
 
     async def _purge(self, lane: VhostWriter, purge: pb.Purge, sequence: int) -> None:
-        await self._until(lambda: not lane.open_messages)
-        with self._waiting():
-            await self._moved_on(purge.vhost, sequence)
+        await self._waits.until(lambda: not lane.open_messages)
+        with self._waits.counted():
+            await self._rejected.wait_moved(purge.vhost, sequence)
         if purge.spared:  # a purge would also remove messages that clients held
-            self.on_spared([(purge.vhost, purge.queue)], sequence)
+            self._sweeper.suspect([(purge.vhost, purge.queue)], sequence)
         else:
-            await self._insist(partial(lane.declarer.purge, purge.queue))
+            await self._waits.insist(partial(lane.declarer.purge, purge.queue))
 
     async def _topology(self, lane: VhostWriter, topology: pb.Topology, sequence: int) -> None:
         method = frames.method_id(topology.method)
         # Messages that a full queue refuses are not waited for: they may stay refused until a client consumes, and
         # everything behind would wait as well.
-        await self._until(lambda: lane.settled)
-        await self._until(lambda: self._is_applied(sequence - 1))
+        await self._waits.until(lambda: lane.settled)
+        await self._waits.until(lambda: self._is_applied(sequence - 1))
         barrier = self._replica.barrier
-        with self._waiting():
-            await self._moved_on(topology.vhost, sequence)
+        with self._waits.counted():
+            await self._rejected.wait_moved(topology.vhost, sequence)
             await barrier.settle_record(sequence)
         key = (topology.vhost, first_name(topology.method))
         if method == frames.QUEUE_DELETE:
             if self._is_superseded(key, sequence):
                 return
-            with self._waiting():
-                await self._parked_dies(lane, key, sequence)
+            with self._waits.counted():
+                await self._rejected.forget_parked(lane, key, sequence)
             barrier.deleted(key, sequence)
         elif method == frames.QUEUE_DECLARE:
-            with self._waiting():
+            with self._waits.counted():
                 await barrier.settle_deletion(key)
         if method not in _NOT_HERE.get(topology.level, ()):
-            await self._insist(partial(lane.declarer.execute, topology.method))
-
-    async def _parked_dies(self, lane: VhostWriter, key: QueueKey, sequence: int) -> None:
-        """Forgets the messages parked for a queue that is being deleted, but for those rejected on the primary,
-        which are dead letters there.
-
-        To make room for the rejected ones, so that they become dead letters here too, the queue is emptied a moment
-        before its deletion.
-        """
-        target = self._replica.index.filter.queue(key)
-        left, since = 0, time.monotonic()
-        while count := lane.forget_queue(key[1], is_dead := target.to_move().__contains__):
-            now = time.monotonic()
-            if count != left:
-                left, since = count, now
-            elif now > since + (REJECTED_HURRY_S if self.hurry else REJECTED_STILL_S):
-                what = "%d messages that were rejected from queue '%s' in vhost '%s' cannot be written here, and go with it"
-                log.warning(f"{what}: they may be missing where they went to", count, key[1], key[0])
-                lane.forget_queue(key[1], lambda _sequence: False)
-                return
-            await self._insist(partial(lane.declarer.purge, key[1]))
-            await self._until(partial(_less_parked, lane, key[1], is_dead, count, now + PARKED_ROUND_S))
-            await self._moved_on(key[0], sequence)
+            await self._waits.insist(partial(lane.declarer.execute, topology.method))
 
     def _is_applied(self, upto: int) -> bool:
         """Whether everything up to `upto` is in the queues, or parked messages remain."""
-        return self._replica.progress.tracker.applied >= upto or any(lane.parked for lane in self._lanes.values())
+        return self._replica.progress.tracker.applied >= upto or any(lane.parked.places for lane in self._lanes.values())
 
     def _is_superseded(self, key: QueueKey, sequence: int) -> bool:
         """Whether entry `sequence`, carried out by an earlier incarnation that led, would delete a queue whose
@@ -521,123 +410,16 @@ class Applier:
             return False
         return owner_of(self._replica.node.log.epoch_at(sequence)) == self._replica.node.me
 
-    async def _moved_on(self, vhost: str, sequence: int) -> None:
-        """Returns when messages rejected before entry `sequence`, and dead-lettered since, have left their queues."""
-        began, kicked = time.monotonic(), 0.0
-        left: dict[QueueKey, tuple[int, float]] = {}  # count, and since when the count has not changed
-        while (due := self._to_move(vhost, sequence)) or (self.is_rejecting(vhost) and time.monotonic() < began + REJECTED_STILL_S):
-            now = time.monotonic()
-            still_s = REJECTED_HURRY_S if self.hurry else REJECTED_STILL_S
-            left = {key: left[key] if key in left and left[key][0] == count else (count, now) for key, count in due}
-            for key, (count, since) in left.items():
-                if self.given_up_at(key) > since or now > since + still_s:
-                    self._not_waited_for[key] = now + REJECTED_AGAIN_S
-                    what = "%d messages that the primary's clients rejected from queue '%s' in vhost '%s' cannot be reached here"
-                    log.warning(f"{what}, and are not waited for: they may be missing where they went to", count, key[1], vhost)
-            if now >= kicked:
-                for key, _ in due:
-                    self.on_full(key)
-                kicked = now + REJECTED_KICK_S
-            self._event.clear()
-            await self._tend()
-            await self._pause(REJECTED_POLL_S)
-
-    def _to_move(self, vhost: str, sequence: int) -> list[tuple[QueueKey, int]]:
-        parked = self._replica.progress.parked
-        moving = {target.key: due for target, due in self._replica.index.filter.moving(vhost, sequence, parked)}
-        if self._not_waited_for:
-            now = time.monotonic()
-            self._not_waited_for = {key: end for key, end in self._not_waited_for.items() if end > now and (key in moving or key[0] != vhost)}
-        return [(key, due) for key, due in moving.items() if key not in self._not_waited_for]
-
     async def _enqueues(self, run: pb.Enqueues, first: int) -> None:
-        replica, window = self._replica, self._window
-        replica.barrier.published(first + len(run.lengths) - 1)
+        replica, last = self._replica, first + len(run.lengths) - 1
+        replica.barrier.published(last)
         lane = await self._lane(run.vhost, first)
-        if lane is None:
-            self._pass_over(first, first + len(run.lengths) - 1)
+        if lane is not None:
+            await lane.write(run, first, self.doubt)
             return
-        blob = run.frames
-        items, used = frames.scan(blob, 0, frames.FRAME_MAX_ANY_BYTES)
-        if used != len(blob) or len(items) != len(run.lengths):
-            raise MalformedInput(f"entry {first} holds {len(items)} messages in {used} of {len(blob)} bytes, not {len(run.lengths)}")
-        number = lane.number
-        if run.channel != number:
-            blob = encode.rechannel(blob, number)
-        prefix = b"%d." % replica.node.log.epoch_at(first)
-        leads = not replica.follows
-        may_skip = replica.index.filter.may_skip
-        applied = replica.progress.tracker.applied
-        skipped_first = skipped_last = 0
-        takes = {"": True}  # by exchange: whether it exists
-        batch: list[Message] = []
-        for offset, (kind, _, start, end, header, header_end, stop) in enumerate(items):
-            sequence = first + offset
-            if sequence <= applied:
-                continue
-            if kind != frames.BASIC_PUBLISH or not stop:
-                raise MalformedInput(f"entry {sequence} is no whole publish")
-            route = lane.route(blob[start:end])
-            payload = blob[header:header_end]
-            if route.queues and routes_on(payload):
-                route = route._replace(queues=())
-            if may_skip(route.queues, sequence):
-                if route.queues:
-                    replica.index.filter.queue(route.queues[0]).skipped(sequence, sequence)
-                if sequence != skipped_last + 1:
-                    if skipped_first:
-                        replica.progress.applied(skipped_first, skipped_last)
-                    skipped_first = sequence
-                skipped_last = sequence
-                continue
-            if route.exchange not in takes:
-                takes[route.exchange] = await lane.has_exchange(route.exchange, sequence)
-            if not takes[route.exchange]:
-                replica.passes_over(sequence)
-                replica.progress.applied(sequence, sequence)
-                continue
-            message = Message(sequence, route, prefix, payload, blob, number, header_end, stop)
-            if not leads:
-                message.mandatory = not route.exchange and route.routing_key != NOBODY
-            elif run.producer:
-                message.mandatory = frames.publish_route(blob[start:end]).mandatory
-            if self.doubt is not None and sequence <= self.doubt.upto:
-                await self._alone(lane, message, self.doubt)
-                continue
-            batch.append(message)
-            if window.messages + len(batch) >= window.messages_max or window.full:
-                lane.publish(batch)
-                batch = []
-                await lane.room()
-                await self._until(lambda: window.roomy)
-        if skipped_first:
-            replica.progress.applied(skipped_first, skipped_last)
-        if batch:
-            lane.publish(batch)
-            await lane.room()
-            if window.full:
-                await self._until(lambda: window.roomy)
-
-    def _pass_over(self, first: int, last: int) -> None:
-        """Passes over publishes to a vhost that this broker does not have."""
-        for sequence in range(max(first, self._replica.progress.tracker.applied + 1), last + 1):
-            self._replica.passes_over(sequence)
-        self._replica.progress.applied(first, last)
-
-    async def _alone(self, lane: VhostWriter, message: Message, doubt: SuspectEntries) -> None:
-        """Publishes a suspect message with nothing else under way."""
-        if message.sequence == doubt.alone and doubt.strikes >= STRIKES_MAX:
-            lane.pass_over(message.sequence, f"it has ended the connection {doubt.strikes} times over it")
-            self._replica.progress.applied(message.sequence, message.sequence)
-            return
-        await self._until(lambda: lane.settled)
-        lane.publish([message])
-        await self._until(lambda: lane.settled)
-
-
-def _less_parked(lane: VhostWriter, queue: str, which: Callable[[int], bool], count: int, until: float) -> bool:
-    """Whether fewer messages are parked for a queue than before, or the time is over."""
-    return lane.parked_for(queue, which) < count or time.monotonic() > until
+        for sequence in range(max(first, replica.progress.tracker.applied + 1), last + 1):
+            replica.passes_over(sequence)
+        replica.progress.applied(first, last)
 
 
 def _view(run: pb.Run) -> tuple[str, bytes] | None:

@@ -1,6 +1,4 @@
-"""Messages that a VhostWriter cannot bring to the queues yet: those that full queues refuse, and those that wait
-behind them. No I/O.
-"""
+"""A message on its way to the queues, and the parked messages of one place. No I/O."""
 
 from __future__ import annotations
 
@@ -33,6 +31,10 @@ class Route(NamedTuple):
 
 Place = frozenset[str] | Route
 """What parked messages wait for: the queues that may refuse them, or, if none is known, whatever is on their route."""
+
+
+OnFull = Callable[[QueueKey | None], None]
+"""Called when a full queue is to be swept at once (None: an unknown one)."""
 
 
 class Message:

@@ -168,29 +168,26 @@ class Incarnation:
         settings = config.replication
         views = ViewWriter(self._replica, self._log.streams, self._sites)
         self._rights = BrokerRights(self._replica, self._broker, lambda: self._applier.wake())
+        self._sweeper = Sweeper(self._replica, self._broker)
+        self._configured = PartialQueues(self._replica, self._broker)
         self._applier = Applier(
             self._replica,
             self._broker,
             views,
+            self._sweeper,
             delay_s=settings.apply_delay_s,
             delay_entries_max=settings.apply_delay_entries_max,
             delay_bytes_max=settings.apply_delay_bytes_max,
             window_messages_max=WINDOW_MESSAGES_MAX,
             window_bytes_max=WINDOW_BYTES_MAX,
+            on_follow=self._configured.unbind,
+            may_write=self._rights.look,
             doubt=before.doubt,
             refused=before.refused,
-            may_write=self._rights.look,
         )
-        self._sweeper = Sweeper(self._replica, self._broker)
-        self._configured = PartialQueues(self._replica, self._broker)
         views.on_applied = self._applier.wake
         self._replica.progress.on_wake = self._wake
         self._replica.barrier.write_record = self._log.record
-        self._applier.on_full = self._sweeper.kick
-        self._applier.on_follow = self._configured.unbind
-        self._applier.on_spared = self._sweeper.suspect
-        self._applier.is_rejecting = self._sweeper.is_rejecting
-        self._applier.given_up_at = self._sweeper.given_up_at
 
     @property
     def ready(self) -> bool:

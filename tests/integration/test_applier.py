@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any, ClassVar
+from unittest.mock import AsyncMock
 
 import pika
 import pytest
@@ -18,7 +19,7 @@ from broker_plugin.amqp import content_header, encode, frames, requeue
 from broker_plugin.amqp.connection import Address, Channel, Connection
 from broker_plugin.amqp.errors import ChannelClosed
 from broker_plugin.amqp.requeue import WIDE_WINDOW_MESSAGES, is_empty
-from broker_plugin.apply import applier, parking_lot
+from broker_plugin.apply import parking_lot, rejected_messages, waits
 from broker_plugin.apply.applier import Applier
 from broker_plugin.apply.vhost_writer import STRIKES_MAX, SuspectEntries
 from broker_plugin.log import stamps
@@ -73,21 +74,21 @@ class Rig:
         self.replica = Replica(self.node, Levels({"^.*$": "all"}), lambda _first, _count, _runs: None)
         self.replica.index.generations.opened(0, generation)
         self.views: list[tuple[str, bytes, int, int]] = []
+        self.sweeper = Sweeper(self.replica, Address.parse(url), interval_s=0.1)
         self.applier = Applier(
             self.replica,
             Address.parse(url),
             self,
+            self.sweeper,
             delay_s=delay_s,
             delay_entries_max=100_000,
             delay_bytes_max=1 << 30,
             window_messages_max=window,
             window_bytes_max=8 << 20,
+            on_follow=AsyncMock(),
+            may_write=AsyncMock(return_value=True),
             doubt=doubt,
         )
-        self.sweeper = Sweeper(self.replica, Address.parse(url), interval_s=0.1)
-        self.applier.on_full = self.sweeper.kick
-        self.applier.is_rejecting = self.sweeper.is_rejecting
-        self.applier.given_up_at = self.sweeper.given_up_at
         self.replica.progress.on_wake = self.applier.wake
         self.end = 0
 
@@ -541,7 +542,7 @@ def test_rejected_messages_that_wait_for_room(lab: Lab, kind: str) -> None:
             async with asyncio.timeout(PATIENCE_S):
                 while not rig.replica.progress.tracker.is_applied(declared):
                     await asyncio.sleep(0.05)
-            assert time.monotonic() - began < applier.REJECTED_STILL_S / 4
+            assert time.monotonic() - began < rejected_messages.STILL_S / 4
             assert await ready(channel, dead) == 0
             rig.add(topology(commands.Queue.Delete(queue=full)))
             await rig.applied()
@@ -950,7 +951,7 @@ def test_what_was_rejected_and_met_while_a_purge_was_not_safe(lab: Lab) -> None:
 @pytest.mark.parametrize("sweeps", [True, False])
 def test_a_deletion_waits_for_what_was_rejected(lab: Lab, sweeps: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     """It and a purge; but not for ever, where nobody rejects it."""
-    monkeypatch.setattr(applier, "REJECTED_STILL_S", applier.REJECTED_STILL_S if sweeps else 0.5)
+    monkeypatch.setattr(rejected_messages, "STILL_S", rejected_messages.STILL_S if sweeps else 0.5)
 
     async def go() -> None:
         dead, deleted, purged = (f"{name}-{sweeps}" for name in ("dead", "deleted", "purged"))
@@ -1021,7 +1022,7 @@ def rejects_and_deletes(queue: str, first: int, last: int) -> list[pb.Run]:
 @pytest.mark.proves("queue: rejected before a purge")
 def test_a_deletion_waits_for_a_sweeper_that_comes_late(lab: Lab, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     """It may be busy for a minute with another queue. That it had found nothing was said, though it had not looked."""
-    monkeypatch.setattr(applier, "REJECTED_STILL_S", applier.REJECTED_STILL_S / 5)
+    monkeypatch.setattr(rejected_messages, "STILL_S", rejected_messages.STILL_S / 5)
 
     async def go() -> None:
         dead, queue, count = "dead-late", "swept-late", 10
@@ -1138,8 +1139,8 @@ def test_what_was_rejected_from_a_queue_that_is_declared_anew_with_another_level
 def test_what_a_quorum_queue_is_about_to_reject(lab: Lab, stays: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its channel has handled the rejects, and the queue a little later: they went nowhere if dead letters were unbound in between."""
     monkeypatch.setattr(requeue, "ACKS_PAUSE_S", 0.0)
-    monkeypatch.setattr(applier, "REJECTED_POLL_S", 0.0)
-    monkeypatch.setattr(applier, "TIMER_MIN_S", 0.0)
+    monkeypatch.setattr(rejected_messages, "POLL_S", 0.0)
+    monkeypatch.setattr(waits, "TIMER_MIN_S", 0.0)
 
     async def go() -> None:
         dead, queue, count, rounds = f"dead-about-{time.time_ns()}", f"about-{time.time_ns()}", requeue.ACKS_AT_ONCE, 20
@@ -1173,7 +1174,7 @@ def test_what_a_quorum_queue_is_about_to_reject(lab: Lab, stays: int, monkeypatc
 
 def test_a_deletion_does_not_wait_for_what_lies_too_deep(lab: Lab, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     """A sweeper that has gone as far as it can and stands before messages that stay will not get further by waiting."""
-    monkeypatch.setattr(applier, "REJECTED_STILL_S", 10 * PATIENCE_S)
+    monkeypatch.setattr(rejected_messages, "STILL_S", 10 * PATIENCE_S)
 
     async def go() -> None:
         queue, count = "too-deep", WIDE_WINDOW_MESSAGES + 100

@@ -366,12 +366,12 @@ def test_what_waits_for_a_sweeper_holds_back_nobody(clock: list[float], monkeypa
     def check(backup: Backup) -> None:
         for _ in range(2 * DELAYED):
             backup.pushed(10)
-        backup.applier._waits_since = clock[0]
-        clock[0] += 0.1
-        assert backup.applier.overdue() == DELAYED
-        clock[0] += 0.2
-        assert backup.applier.overdue() == 0
-        assert backup.applier.waited_s() == pytest.approx(0.3)
+        with backup.applier._waits.counted():
+            clock[0] += 0.1
+            assert backup.applier.overdue() == DELAYED
+            clock[0] += 0.2
+            assert backup.applier.overdue() == 0
+            assert backup.applier.waited_s() == pytest.approx(0.3)
 
     run(check)
 
@@ -379,14 +379,14 @@ def test_what_waits_for_a_sweeper_holds_back_nobody(clock: list[float], monkeypa
 @pytest.mark.parametrize(
     ("run_of", "waits"),
     [
-        (pb.Run(purge=pb.Purge(vhost="/", queue="q")), ["_moved_on", "write_record"]),
+        (pb.Run(purge=pb.Purge(vhost="/", queue="q")), ["wait_moved", "write_record"]),
         (
             pb.Run(topology=pb.Topology(vhost="/", method=encode.method_frame(1, commands.Queue.Declare(queue="q"))[7:-1])),
-            ["_moved_on", "settle_record", "settle_deletion"],
+            ["wait_moved", "settle_record", "settle_deletion"],
         ),
         (
             pb.Run(topology=pb.Topology(vhost="/", method=encode.method_frame(1, commands.Queue.Delete(queue="q"))[7:-1])),
-            ["_moved_on", "settle_record", "_parked_dies"],
+            ["wait_moved", "settle_record", "forget_parked"],
         ),
     ],
     ids=["purge", "declaration", "deletion"],
@@ -398,13 +398,14 @@ def test_what_is_waited_for(run_of: pb.Run, waits: list[str], clock: list[float]
     def check(backup: Backup) -> None:
         applier = backup.applier
         barrier = applier._replica.barrier
-        lane = SimpleNamespace(settled=False, open_messages=[1], parked=(), declarer=SimpleNamespace(execute=AsyncMock(), purge=AsyncMock()))
+        declarer = SimpleNamespace(execute=AsyncMock(), purge=AsyncMock())
+        lane = SimpleNamespace(settled=False, open_messages=[1], parked=SimpleNamespace(places={}), declarer=declarer)
 
         async def takes_a_moment(*_: object) -> None:
             clock[0] += 1.0
 
-        for name in ("_until", "_moved_on", "_parked_dies"):
-            monkeypatch.setattr(applier, name, takes_a_moment)
+        for part, name in ((applier._waits, "until"), (applier._rejected, "wait_moved"), (applier._rejected, "forget_parked")):
+            monkeypatch.setattr(part, name, takes_a_moment)
         for name in ("settle_record", "settle_deletion", "write_record"):
             monkeypatch.setattr(barrier, name, takes_a_moment)
         monkeypatch.setattr(applier, "_lane", AsyncMock(return_value=lane))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, cast
+from unittest.mock import AsyncMock
 
 import pytest
 from pamqp import commands
@@ -15,8 +16,10 @@ from broker_plugin.amqp.errors import BrokerRefuses, ChannelClosed, ConnectionCl
 from broker_plugin.apply import parking_lot
 from broker_plugin.apply.applier import Applier
 from broker_plugin.apply.declarer import Declarer
+from broker_plugin.apply.parked_messages import RETRY_MESSAGES_MAX, RETRY_ROUTED_MAX_S
 from broker_plugin.apply.parking_lot import Message, Route
-from broker_plugin.apply.vhost_writer import RETRY_MESSAGES_MAX, RETRY_ROUTED_MAX_S, VhostWriter, Window
+from broker_plugin.apply.vhost_writer import VhostWriter, Window
+from broker_plugin.apply.waits import Waits
 from broker_plugin.log.replica import Entry, Replica
 from broker_plugin.log.shortfall import Shortfall
 from lrq_ha.proto import lrq_pb2 as pb
@@ -28,6 +31,7 @@ from lrq_ha.replication.settings import NodeSettings
 
 pytestmark = pytest.mark.proves("queue: reject-publish", "queue: reject-publish behind an exchange")
 
+ADDRESS = Address.parse("amqp://a:b@127.0.0.1:1")
 KEY = ("/", "orders")
 ROUTE = Route("", KEY[1], (KEY,))
 BODY = b"\x03\x00\x01\x00\x00\x00\x01x\xce"
@@ -45,9 +49,10 @@ class Broker:
         self.replica = Replica(Node(NodeSettings(2, {1: "e1", 2: "e2"})), Levels({"^.*$": "all"}), lambda _first, _count, _runs: None)
         self.replica.index.generations.opened(0, 1)
         self.kicked: list[QueueKey | None] = []
-        self.lane = VhostWriter("/", self.replica, Window(4_000, 1 << 25), lambda: None, self.kicked.append)
+        both: Any = self
+        self.lane = VhostWriter(ADDRESS, both, both, self.replica, Window(4_000, 1 << 25), Waits(both.tend, Shortfall()), self.kicked.append)
         lane: Any = self.lane
-        lane._channel, lane._connection, lane.declarer = self, self, self
+        lane._channel = self
         self.sent = 0
         self.answered = 0
         self.went: list[tuple[str, str, int]] = []  # exchange, routing key, sequence
@@ -61,6 +66,9 @@ class Broker:
             send(messages)
 
         lane._send = _send
+
+    async def tend(self) -> float:
+        return await self.lane.tend()
 
     async def ready(self, queue: str) -> int:
         return self.lengths[queue]
@@ -101,7 +109,7 @@ class Broker:
     async def tried_again(self) -> int:
         """How much the lane sends when it may."""
         before = self.sent
-        for parked in self.lane.parked.values():
+        for parked in self.lane.parked.places.values():
             parked.at = 0.0
         await self.lane.tend()
         return self.sent - before
@@ -109,6 +117,19 @@ class Broker:
     def publish(self, *sequences: int, route: Route = ROUTE, fields: bytes = b"") -> None:
         header = content_header.header_payload(1, content_header.properties(fields))
         self.lane.publish([Message(sequence, route, b"1.", header, b"H" + BODY, 1, 1, 1 + len(BODY)) for sequence in sequences])
+
+
+async def _granted(_vhost: str) -> bool:
+    return True
+
+
+def applier_of(broker: Broker, may_write: Callable[[str], Awaitable[bool]] = _granted) -> Applier:
+    """Without a delay, views and a sweeper."""
+    none: Any = None
+    return Applier(
+        broker.replica, ADDRESS, none, none, delay_s=0.0, delay_entries_max=0, delay_bytes_max=0, window_messages_max=4_000,
+        window_bytes_max=1 << 25, on_follow=AsyncMock(), may_write=may_write,
+    )  # fmt: skip
 
 
 def live(check: Callable[[Broker], Awaitable[None]]) -> None:
@@ -179,7 +200,7 @@ def test_what_one_of_several_queues_refuses_goes_on_to_that_one_alone(route: Rou
         assert not broker.replica.index.filter.queue(("/", "full")).due, "they were never in it"
         broker.answer(ok=True)
         assert await broker.tried_again() == 0
-        assert (broker.lane.parked, broker.own, list(broker.replica.progress.parked)) == ({}, {}, [])
+        assert (broker.lane.parked.places, broker.own, list(broker.replica.progress.parked)) == ({}, {}, [])
         assert broker.replica.progress.parked_bytes == 0
 
     live(check)
@@ -204,7 +225,7 @@ def test_what_has_not_been_on_its_route_does_not_wait_for_ever() -> None:
         assert [s for _, _, s in broker.went] == [1, 4, 1, 2, 3], "in order"
         broker.answer(ok=False)
         broker.publish(5, route=Route("topic", "a.1", ()))
-        [parked] = broker.lane.parked.values()
+        [parked] = broker.lane.parked.places.values()
         parked.moved -= 2 * parking_lot.HELD_S
         broker.publish(6, route=full)
         broker.publish(7, route=Route("topic", "a.1", ()))
@@ -262,19 +283,19 @@ def test_what_is_refused_by_nobody_knows_whom_is_tried_less_and_less_often() -> 
         for _ in range(12):
             assert await broker.tried_again() == 1
             broker.answer(ok=False)
-            [parked] = broker.lane.parked.values()
+            [parked] = broker.lane.parked.places.values()
             pauses.append(parked.pause_s)
         assert pauses[-1] == RETRY_ROUTED_MAX_S > pauses[3] > pauses[0]
         broker.declare(commands.Queue.Declare(queue="late", arguments={"x-overflow": "reject-publish"}), sequence=5)
         broker.declare(commands.Queue.Bind(queue="late", exchange="fan"), sequence=6)
         await broker.tried_again()
         broker.answer(ok=False)
-        assert set(broker.lane.parked) == {FAN}
+        assert set(broker.lane.parked.places) == {FAN}
         broker.replica.progress.safe_advanced(6)
         broker.publish(7, route=FAN)
         await broker.tried_again()
         broker.answer(ok=False)
-        [parked] = broker.lane.parked.values()
+        [parked] = broker.lane.parked.places.values()
         assert [s for s, _ in sorted(parked.waiting)] == [1, 2, 7], "it would overtake them in what refuses them"
         broker.acked("free", 1, 2)
         assert await broker.tried_again() == 1, "they never were for the one that was bound later"
@@ -293,7 +314,7 @@ def test_what_may_refuse_it_is_what_this_node_has_declared() -> None:
         broker.declare(commands.Queue.Bind(queue="late", exchange="fan"), sequence=6)
         broker.declare(commands.Queue.Unbind(queue="full", exchange="fan"), sequence=7)
         broker.answer(ok=False)
-        assert set(broker.lane.parked) == {frozenset({"full"})}
+        assert set(broker.lane.parked.places) == {frozenset({"full"})}
         assert await broker.tried_again() == 1
         assert broker.went[-1] == (parking_lot.alone("full"), "k", 1)
         broker.answer(ok=False)
@@ -333,7 +354,7 @@ def test_new_refusals_do_not_put_off_the_next_try() -> None:
         broker.fan_out("full")
         broker.publish(1, 2, route=FAN)
         broker.answer(ok=False)
-        [parked] = broker.lane.parked.values()
+        [parked] = broker.lane.parked.places.values()
         parked.moved -= 2 * parking_lot.HELD_S
         at, kicked, parked.batch = parked.at, len(broker.kicked), 100
         for sequence in range(3, 20):
@@ -350,7 +371,7 @@ def test_new_refusals_do_not_put_off_the_next_try() -> None:
         assert len(broker.kicked) > kicked
         broker.acked("full", 3, 19)
         await broker.lane.tend()
-        assert (broker.lane.parked, broker.own) == ({}, {}), "also before the next try is due"
+        assert (broker.lane.parked.places, broker.own) == ({}, {}), "also before the next try is due"
 
     live(check)
 
@@ -361,7 +382,7 @@ def test_what_has_not_been_on_its_route_goes_in_parts() -> None:
         broker.publish(1, route=FAN)
         broker.answer(ok=False)
         broker.publish(*range(2, 2_002), route=FAN)
-        [parked] = broker.lane.parked.values()
+        [parked] = broker.lane.parked.places.values()
         parked.moved -= 2 * parking_lot.HELD_S
         parked.batch = 1
         waits: list[int] = []
@@ -393,18 +414,18 @@ def test_where_its_own_exchange_is_somebody_elses_it_goes_as_it_came() -> None:
         broker.publish(1, 2, route=FAN)
         broker.answer(ok=False)
         assert await broker.tried_again() == 0
-        assert set(broker.lane.parked) == {frozenset({"full"}), FAN}
+        assert set(broker.lane.parked.places) == {frozenset({"full"}), FAN}
         assert await broker.tried_again() == 1
         assert broker.went[-1] == ("fan", "k", 1)
         broker.publish(3, route=FAN)
         broker.answer(ok=False)
-        assert set(broker.lane.parked) == {FAN}
+        assert set(broker.lane.parked.places) == {FAN}
         broker.acked("full", 1, 2)
         assert await broker.tried_again() == 1
         assert broker.went[-1] == ("fan", "k", 3)
         broker.answer(ok=True)
         await broker.lane.tend()
-        assert (broker.lane.parked, list(broker.replica.progress.parked)) == ({}, [])
+        assert (broker.lane.parked.places, list(broker.replica.progress.parked)) == ({}, [])
 
     live(check)
 
@@ -434,7 +455,7 @@ def test_its_own_exchange_is_made_once_and_again_when_anything_is_declared() -> 
         async def _call(self, _method: int, _arguments: bytes) -> None: ...
 
     async def go() -> None:
-        declarer = Declarer(Address.parse("amqp://a:b@127.0.0.1:1"), cast(Any, Channel()), "e2", Shortfall())
+        declarer = Declarer(ADDRESS, cast(Any, Channel()), "e2", Shortfall())
         both = ["exchange own", "bind full"]
         assert await declarer.lead_to("full", "own")
         assert await declarer.lead_to("full", "own")
@@ -460,11 +481,8 @@ def test_a_message_over_which_the_broker_ends_the_connection_is_in_doubt_for_the
 
     async def scenario() -> Applier:
         broker: Any = Broker()
-        applier = Applier(
-            broker.replica, Address.parse("amqp://a:b@127.0.0.1:1"), cast(Any, None), delay_s=0.0, delay_entries_max=0, delay_bytes_max=0,
-            window_messages_max=4_000, window_bytes_max=1 << 25,
-        )  # fmt: skip
-        applier._lanes["/"], broker.lane.abort = broker.lane, lambda: None
+        applier = applier_of(broker)
+        applier._lanes["/"], broker.lane.abort, broker.lane._waits = broker.lane, lambda: None, applier._waits
         broker.replica.node.log.epoch_at = lambda _sequence: 258
         broker.replica.progress.safe = 3
         header = content_header.header_payload(1, content_header.properties(b""))
@@ -509,7 +527,7 @@ def test_a_declaration_that_is_refused_is_tried_again_while_the_log_declares_it(
 
     async def go() -> None:
         nonlocal refuses
-        declarer = Declarer(Address.parse("amqp://a:b@127.0.0.1:1"), cast(Any, Channel()), "e2", shortfall)
+        declarer = Declarer(ADDRESS, cast(Any, Channel()), "e2", shortfall)
         method = encode.encode_method(commands.Queue.Declare(queue="orders", durable=True))
         await declarer.execute(method)
         assert shortfall.refusals.knows("/", method)
@@ -543,7 +561,7 @@ def test_a_right_that_is_missing_is_no_refusal_to_pass_over() -> None:
             raise ChannelClosed(403, "ACCESS_REFUSED - configure access to queue 'orders' in vhost '/' refused for user 'a'")
 
     async def go() -> None:
-        declarer = Declarer(Address.parse("amqp://a:b@127.0.0.1:1"), cast(Any, Channel()), "e2", Shortfall())
+        declarer = Declarer(ADDRESS, cast(Any, Channel()), "e2", Shortfall())
         with pytest.raises(BrokerRefuses, match=r"rabbitmqctl set_permissions -p / a '\.\*' '\.\*' '\.\*'"):
             await declarer.execute(encode.encode_method(commands.Queue.Declare(queue="orders", durable=True)))
 
@@ -562,10 +580,7 @@ def test_a_vhost_without_rights_is_tried_now_and_then(hurry: bool, monkeypatch: 
 
     async def scenario() -> None:
         broker: Any = Broker()
-        applier = Applier(
-            broker.replica, Address.parse("amqp://a:b@127.0.0.1:1"), cast(Any, None), delay_s=0.0, delay_entries_max=0, delay_bytes_max=0,
-            window_messages_max=4_000, window_bytes_max=1 << 25, may_write=may_write,
-        )  # fmt: skip
+        applier = applier_of(broker, may_write)
         applier.hurry = hurry
         broker.replica.progress.safe = 1
         broker.replica.to_apply.append(Entry(1, 1, pb.Run(enqueues=pb.Enqueues(vhost="shop", lengths=[1])), 100, 0.0))
