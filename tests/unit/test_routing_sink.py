@@ -141,7 +141,7 @@ def test_a_receiver_is_told_where_snapshots_begin_once_they_are_safe() -> None:
     start, rows = batch(0, 3, kind=ROWS, request="r", payloads=0), batch(3, 4, kind=ROWS, request="r")
     end = batch(4, 5, kind=END, request="r", payloads=0)
     newer, empty = batch(5, 6, kind=ROWS, request="s", payloads=0), batch(0, 9, kind=END, request="t", payloads=0)
-    found = []
+    found: list[tuple[int, int, int]] = []
     sink = Sink()
     for op_seq, each in enumerate((start, rows, end, newer, batch(6, 7), empty), 1):
         sink.noted(op_seq, QUEUE, each)
