@@ -11,6 +11,8 @@ Rules:
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from lrq_ha import __version__
 from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.replication.applied import Generations
@@ -106,10 +108,7 @@ class Index:
             case "refused":
                 self.passes.count_no_more()
                 self.filter.note(first, Kind.REFUSED, None, run.refused.sequences, 0, "", sweep=False)
-                for part in run.refused.producers:
-                    for id_first, id_last in zip(part.ids[::2], part.ids[1::2]):
-                        for number in range(id_first, id_last + 1):
-                            self.dedup.forget(part.producer, number, first)
+                self._forget_ids(run.refused.producers, first)
             case "purge":
                 self.filter.note_change(first)
                 self.passes.count_no_more((run.purge.vhost, run.purge.queue))
@@ -135,6 +134,12 @@ class Index:
                 wrote = f"entry {first} of the log, written by lrq-ha {self.writer}, is of a kind that lrq-ha {__version__} does not know"
                 raise codec.UnsuitableVersion(wrote, todo=codec.RUN_THE_NEWER)
         return kind
+
+    def _forget_ids(self, refused: Iterable[pb.ProducerRanges], sequence: int) -> None:
+        for part in refused:
+            for id_first, id_last in zip(part.ids[::2], part.ids[1::2]):
+                for number in range(id_first, id_last + 1):
+                    self.dedup.forget(part.producer, number, sequence)
 
     def _note_topology(self, topology: pb.Topology, sequence: int) -> None:
         self.filter.note_change(sequence)

@@ -1,4 +1,4 @@
-"""The demo's two ordinary applications, in pika alone: they know of lrq-ha only the list of addresses.
+"""The demo's applications: two ordinary ones in pika alone, which know of lrq-ha only the list of addresses, and one at each end of the log.
 
 The publisher announces its producer name and numbers its messages (`x-lrq-id`), so that the door recognises its retries after a failover. Each
 application runs in a process of its own and reports in a file of its own.
@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import array
 import json
+import sqlite3
 import sys
 import time
 from collections import deque
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,13 @@ PREFETCH = 500
 ACK_EVERY = 50
 RETRY_S = 0.02
 PRODUCER = "flights-app"
+#: The tables at the other site: columns, the key first.
+TABLES = {
+    "flights": ("id", "carrier", "month", "dep_delay"),
+    "airlines": ("carrier", "name"),
+    "airports": ("faa", "name", "tz"),
+    "planes": ("tailnum", "year", "seats"),
+}
 
 
 class PublisherApp:
@@ -221,6 +230,25 @@ class LogPublisherApp:
         _write(self.report, {"done": True, "snapshots": snapshots, "transactions": len(ids), "ids": ids, "seconds": seconds})
 
 
+class TablesApp:
+    """Keeps the tables at the other site in SQLite with lrq_ha.receiver, until it is ended."""
+
+    def __init__(self, nodes: list[str], database: Path) -> None:
+        self.nodes, self.database = nodes, database
+
+    def run(self) -> None:
+        """Runs until it is killed."""
+        from lrq_ha.receiver import Receiver, Table, TableListener
+
+        tables = [Table(name, columns, columns[:1]) for name, columns in TABLES.items()]
+        with closing(sqlite3.connect(self.database)) as connection:
+            for table in tables:
+                key = f"PRIMARY KEY (source, {table.key[0]})"
+                connection.execute(f"CREATE TABLE {table.name} (source, {', '.join(table.columns)}, {key}) WITHOUT ROWID")
+        listener = TableListener(lambda: sqlite3.connect(self.database, timeout=60), tables)
+        Receiver(self.nodes, "flights", "flights-db", listener).run()
+
+
 def _parameters(url: str) -> pika.URLParameters:
     """A node that dies or stalls must be noticed within seconds."""
     parameters = pika.URLParameters(url)
@@ -241,6 +269,8 @@ def main(arguments: list[str]) -> None:
     report = Path(settings["report"])
     if kind == "publisher":
         PublisherApp(settings["nodes"], settings["queue"], flights, report).run()
+    elif kind == "tables":
+        TablesApp(settings["nodes"], Path(settings["database"])).run()
     elif kind == "consumer":
         ConsumerApp(settings["nodes"], settings["queue"], len(flights), report).run()
     else:

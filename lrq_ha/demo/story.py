@@ -13,12 +13,14 @@ import array
 import json
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -122,13 +124,15 @@ class Demo:
         say(f"\n2. An ordinary pika application publishes {len(self.flights):,} flights (persistent, confirmed) to the quorum queue '{QUEUE}';")
         say("   another consumes and acks them. They know the addresses of the two doors; the publisher also announces its producer name and")
         say("   numbers its messages (x-lrq-id), so that what it sends again is recognised. lrq_ha.publisher transmits these flights to")
-        say("   site west: the small tables as a full snapshot, then one transaction per date and hour.")
+        say("   site west: the small tables as a full snapshot, then one transaction per date and hour. There, lrq_ha.receiver keeps the")
+        say("   tables in SQLite.")
         import pika
 
         connection = pika.BlockingConnection(pika.URLParameters(self.lab.nodes["e1"].door))
         connection.channel().queue_declare(QUEUE, durable=True, arguments={"x-queue-type": "quorum"})
         connection.close()
         data.save_flights(self.folder / "flights", self.flights)
+        self._spawn("tables", {"nodes": [self.lab.nodes["w1"].door], "database": str(self.folder / "west.db")})
         doors = [self.lab.nodes[name].door for name in ("e1", "e2")]
         for kind in ("publisher", "consumer", "log"):
             self._spawn(kind, {"nodes": doors, "queue": QUEUE, "destination": "west"})
@@ -265,6 +269,21 @@ class Demo:
             require(spark == plain, f"mean departure delay by {group}: {same}")
         sizes = {"flights": len(self.flights), **{name: len(data.table(name)) for name in ("airlines", "airports", "planes")}}
         require(found["rows"] == sizes, f"the tables have the right number of rows: {sizes}")
+        self._compare_tables(found, sizes)
+
+    def _compare_tables(self, found: dict[str, Any], sizes: dict[str, int]) -> None:
+        """The tables of the receiver equal those of Spark."""
+        with closing(sqlite3.connect(self.folder / "west.db", timeout=60)) as connection:
+
+            def rows() -> dict[str, int]:
+                return {name: connection.execute(f"SELECT count(*) FROM {name}").fetchone()[0] for name in sizes}
+
+            self._wait("the receiver's tables", lambda: rows() == sizes)
+            for group in ("carrier", "month"):
+                query = f"SELECT {group}, sum(dep_delay), count(dep_delay) FROM flights GROUP BY {group} HAVING count(dep_delay) > 0"
+                spark = {row[group]: (row["sum"], row["count"]) for row in found[f"by_{group}"] if row["count"]}
+                kept = {key: (total, count) for key, total, count in connection.execute(query)}
+                require(kept == spark, f"the {len(kept)} sums of delays by {group} in the receiver's SQLite tables equal those of Spark")
 
     # ---- tools -------------------------------------------------------------------------------------------------------
 
