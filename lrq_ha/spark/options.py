@@ -15,7 +15,6 @@ from dataclasses import dataclass
 import pika
 
 from lrq_ha import urls
-from lrq_ha.errors import MalformedInput
 from lrq_ha.routing.names import RECV_PREFIX, ROUTING_VHOST, parse_recv_queue
 from lrq_ha.spark.errors import OptionError
 from lrq_ha.streams.node_connection import address_of
@@ -69,18 +68,12 @@ class ReadOptions:
     include_chain: bool
 
     def addresses(self) -> list[pika.ConnectionParameters]:
-        """The nodes, for a connection. Raises OptionError for a malformed address, or a PEM file that cannot be used."""
+        """The nodes, for a connection. Raises OptionError for a PEM file that cannot be used."""
         try:
             tls = ssl.create_default_context(cafile=self.tls_ca) if self.tls_ca is not None else None
         except OSError as error:  # ssl's errors, too
             raise OptionError(f"tlsCa = {self.tls_ca!r} cannot be used: {error.strerror}", todo=f"Allowed: {ALLOWED['tlsCa']}") from error
-        found = []
-        for number, node in enumerate(self.nodes, 1):
-            try:
-                found.append(address_of(node, tls))
-            except MalformedInput:
-                raise bad_address("nodes", number) from None
-        return found
+        return [address_of(node, tls) for node in self.nodes]
 
 
 def parse_options(given: Mapping[str, str]) -> ReadOptions:

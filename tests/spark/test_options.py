@@ -88,8 +88,14 @@ def test_a_refusal_shows_no_part_of_a_password(option: str, address: str) -> Non
 
 
 def test_what_pika_does_not_know_in_an_address_is_refused() -> None:
-    with pytest.raises(OptionError, match="Address 2 of option nodes is malformed"):
-        parse_options(NODES | {"nodes": "amqp://127.0.0.1:1,amqp://u:secret@h:1?what=secret"}).addresses()
+    with pytest.raises(OptionError, match="Address 2 of option nodes has options behind") as caught:
+        parse_options(NODES | {"nodes": "amqp://127.0.0.1:1,amqp://u:secret@h:1?what=secret"})
+    assert "secret" not in str(caught.value)
+
+
+def test_a_file_of_authorities_that_cannot_be_used_is_named() -> None:
+    with pytest.raises(OptionError, match="tlsCa = '/nowhere' cannot be used: No such file"):
+        parse_options(NODES | {"subscribe": "LRQ_Recv_a_east", "tlsCa": "/nowhere"}).addresses()
 
 
 def test_every_option_is_described() -> None:
