@@ -6,7 +6,8 @@ Rules:
   progress that was committed last.
 - A list holds whole transactions of one kind. A transaction that is larger than a list may be goes alone.
 - Deltas during a snapshot are not kept: the stream keeps them. Behind the snapshot's end, reading goes back to its base (`rewind`).
-- Without a hole before the snapshot, deltas are given during the snapshot, too, and again behind it.
+- Without a hole before a snapshot, deltas go on, and the snapshot begins for the listener only when its end marker is there: a full sync that was
+  given up changes nothing. Then, too, reading goes back to its base.
 """
 
 from __future__ import annotations
@@ -93,7 +94,10 @@ class Machine:
         self._steps: list[Step] = []
         self._list: list[Update] = []
         self._list_bytes = 0
-        self._missed = True  # deltas may have come during this snapshot that were not given, or were given before their rows
+        self._missed = True  # deltas may have come during this snapshot that were not given
+        self._announced: tuple[str, Position] | None = None  # request and base of a snapshot that has begun behind no hole
+        self._whole = ""  # the request of such a snapshot whose end marker was read: it is read again, and given
+        self._read_before = START  # how far reading had come then
 
     @property
     def phase(self) -> Phase | None:
@@ -111,6 +115,8 @@ class Machine:
         return self._steps
 
     def _take_message(self, message: Message) -> None:
+        if self._whole and message.previous > self.seen:  # the beginning of the snapshot was dropped meanwhile
+            self.seen, self._whole = self._read_before, ""
         if self._progress is not None and message.previous > self.seen:
             self._close_list()
             self._steps.append(Hole(self.seen, message.previous))
@@ -123,10 +129,10 @@ class Machine:
             restarts = number == 0 and message.previous == START
             if transaction.type == pb.LOG_ENTRY_SYNC:
                 self._take_delta(message, transaction)
-            elif self.phase is Phase.LOCAL_REPLAY:  # the snapshot that has ended
+            elif self.phase is Phase.LOCAL_REPLAY and not restarts:  # the snapshot that has ended
                 self._advance(position)
             elif transaction.type == pb.SNAPSHOT_SYNC and not transaction.payloads:
-                self._begin(message, transaction, restarts)
+                self._take_marker(message, transaction, restarts)
             else:
                 self._take_rows(message, transaction, restarts)
             if self.rewind:
@@ -139,26 +145,32 @@ class Machine:
             return
         if progress.phase is Phase.BOOTSTRAP:
             self._missed = True
-            if not progress.follows:
-                return
-        self._add(message, transaction)
+        else:
+            self._add(message, transaction)
 
-    def _begin(self, message: Message, transaction: pb.ReceivedTransaction, restarts: bool) -> None:
-        """A start marker."""
+    def _take_marker(self, message: Message, transaction: pb.ReceivedTransaction, restarts: bool) -> None:
+        """A start marker: the snapshot begins now, or when it is whole."""
+        if self.phase is Phase.NORMAL and not restarts and transaction.request_id != self._whole:
+            self._announced = transaction.request_id, self.seen
+        else:
+            self._begin(message, transaction)
+
+    def _begin(self, message: Message, transaction: pb.ReceivedTransaction) -> None:
         self._close_list()
-        before = self._progress
-        follows = not restarts and before is not None and (before.phase is not Phase.BOOTSTRAP or before.follows)
-        self._progress = Progress(Phase.BOOTSTRAP, self.seen, transaction.request_id, self.seen, follows=follows)
-        self._missed = False
+        self._announced, self._whole, self._missed = None, "", False
+        self._progress = Progress(Phase.BOOTSTRAP, self.seen, transaction.request_id, self.seen)
         self._steps.append(Begin(self._progress, self._snapshot(message)))
 
     def _take_rows(self, message: Message, transaction: pb.ReceivedTransaction, restarts: bool) -> None:
         """Rows of a snapshot, or its end marker."""
         progress, ends = self._progress, transaction.type == pb.LAST_FULL_SYNC_ENTRY
+        if ends and self._announced and self._announced[0] == transaction.request_id:
+            self._read_again(self._announced[1])
+            return
         if progress is None or progress.phase is not Phase.BOOTSTRAP or progress.request_id != transaction.request_id:
             if not (ends and restarts):  # rows of a snapshot that was given up, or whose beginning was dropped
                 return
-            self._begin(message, transaction, restarts)
+            self._begin(message, transaction)
         self._add(message, transaction)
         if ends:
             self._complete(message)
@@ -174,6 +186,14 @@ class Machine:
         else:
             self._progress = Progress(Phase.NORMAL, self.seen)
         self._steps.append(Complete(self._progress, snapshot))
+
+    def _read_again(self, base: Position) -> None:
+        """The announced snapshot is whole: reading goes back to its start marker."""
+        self._close_list()
+        assert self._announced is not None
+        self._whole, self._announced, self._read_before = self._announced[0], None, self.seen
+        self.seen = Position(base.epoch, base.sequence - 1)
+        self.rewind = True
 
     def _consider_normal(self) -> None:
         progress = self._progress

@@ -91,15 +91,34 @@ class PositionTable:
         (text,) = cursor.fetchone()
         return Progress.from_text(text) if text else None
 
-    def replace(self, cursor: Cursor, name: str, queue: str, before: Progress | None, after: Progress) -> None:
-        """Replaces the progress. Raises Fenced if it is not `before`, or another process keeps it: then roll back."""
+    def load(self, name: str, queue: str) -> Progress | None:
+        """As `take_over`, in a transaction of its own."""
+        try:
+            connection = self._database.connection()
+            progress = self.take_over(connection.cursor(), name, queue)
+            connection.commit()
+        except BaseException:
+            self._database.drop()
+            raise
+        return progress
+
+    def replace(self, cursor: Cursor, name: str, queue: str, before: Progress | None, after: Progress) -> bool:
+        """Replaces the progress. False: `after` is there already, as a commit has succeeded whose answer was lost.
+
+        Raises:
+            Fenced: The progress is not `before`, or another process keeps it. Roll back.
+        """
         mark = self._database.placeholder()
         cursor.execute(
             f"UPDATE {self._table} SET position = {mark} WHERE name = {mark} AND queue = {mark} AND token = {mark} AND position = {mark}",
             (after.to_text(), name, queue, self._token, before.to_text() if before else ""),
         )
-        if cursor.rowcount != 1:
-            raise Fenced(name, queue)
+        if cursor.rowcount == 1:
+            return True
+        cursor.execute(f"SELECT position, token FROM {self._table} WHERE name = {mark} AND queue = {mark}", (name, queue))
+        if cursor.fetchone() == (after.to_text(), self._token):
+            return False
+        raise Fenced(name, queue)
 
 
 class SqlPositions:
@@ -115,10 +134,7 @@ class SqlPositions:
         self._positions = PositionTable(self._database, table)
 
     def load(self, name: str, queue: str) -> Progress | None:
-        connection = self._database.connection()
-        progress = self._positions.take_over(connection.cursor(), name, queue)
-        connection.commit()
-        return progress
+        return self._positions.load(name, queue)
 
     def commit(self, name: str, queue: str, before: Progress | None, after: Progress) -> None:
         try:

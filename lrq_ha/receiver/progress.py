@@ -32,7 +32,6 @@ class Progress:
         request_id: BOOTSTRAP and LOCAL_REPLAY: the full sync.
         base: BOOTSTRAP and LOCAL_REPLAY: where the full sync begins.
         end: LOCAL_REPLAY: where the full sync ended.
-        follows: BOOTSTRAP: whether deltas are given beside the snapshot's rows, as the queue has no hole before the snapshot.
     """
 
     phase: Phase
@@ -40,18 +39,17 @@ class Progress:
     request_id: str = ""
     base: Position = START
     end: Position = START
-    follows: bool = False
 
     def to_text(self) -> str:
         """A text for a database."""
-        return json.dumps([self.phase.value, *self.position, self.request_id, *self.base, *self.end, self.follows])
+        return json.dumps([self.phase.value, *self.position, self.request_id, *self.base, *self.end])
 
     @classmethod
     def from_text(cls, text: str) -> Progress:
         """The progress of a text. Raises MalformedInput if `to_text` has not made it."""
         try:
-            phase, epoch, sequence, request_id, base_epoch, base_sequence, end_epoch, end_sequence, follows = json.loads(text)
+            phase, epoch, sequence, request_id, base_epoch, base_sequence, end_epoch, end_sequence = json.loads(text)
             positions = (Position(epoch, sequence), str(request_id), Position(base_epoch, base_sequence), Position(end_epoch, end_sequence))
-            return cls(Phase(phase), *positions, bool(follows))
+            return cls(Phase(phase), *positions)
         except (ValueError, TypeError) as error:
             raise MalformedInput(f"{text!r} is no position of a receiver", todo="Restore the table of positions from a backup.") from error

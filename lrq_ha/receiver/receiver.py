@@ -133,8 +133,9 @@ class Receiver:
 
     def stop(self, timeout_s: float = 30.0) -> bool:
         """Ends after the lists under way; returns whether every thread has ended within `timeout_s`."""
-        self._ending.set()
         deadline = time.monotonic() + timeout_s
+        with self._lock:  # no reader starts from now on
+            self._ending.set()
         threads: list[threading.Thread] = [*self._list_readers(), *([self._finder] if self._finder else [])]
         for reader in self._list_readers():
             reader.end()
@@ -175,7 +176,7 @@ class Receiver:
         if (position is None) == (replication_id is None):
             raise MalformedInput("wait_for needs a position or a replication_id")
         try:
-            split_id(replication_id or "/0")
+            split_id("/0" if replication_id is None else replication_id)
         except ValueError as error:
             raise MalformedInput(f"{replication_id!r} is no replication ID", todo="Give Confirm.replication_id") from error
         deadline = time.monotonic() + timeout_s
@@ -184,7 +185,7 @@ class Receiver:
                 return False
         if position is not None:
             wanted = position
-            return reader.wait_for(lambda each: each.committed >= wanted, deadline - time.monotonic())
+            return reader.wait_for(lambda each: each.has_position(wanted), deadline - time.monotonic())
         number = cast(str, replication_id)
         return reader.wait_for(lambda each: each.has(number), deadline - time.monotonic())
 
@@ -199,10 +200,11 @@ class Receiver:
                         self._problem = ""
                         self._add_queues(pb.ReceiveQueues.FromString(body or b""))
                         self._ending.wait(DISCOVER_S if self._readers else DISCOVER_FIRST_S)
-            except LrqError as error:
-                if error.what != self._problem:
-                    log.warning("receiver %s: %s", self.name, error)
-                self._problem = error.what
+            except Exception as error:
+                problem = error.what if isinstance(error, LrqError) else f"{type(error).__name__}: {error}"
+                if problem != self._problem:
+                    log.warning("receiver %s: %s", self.name, problem)
+                self._problem = problem
                 self._ending.wait(DISCOVER_FIRST_S)
 
     def _add_queues(self, found: pb.ReceiveQueues) -> None:
@@ -212,8 +214,9 @@ class Receiver:
             if parts is not None and wanted and state.queue not in self._readers:
                 reader = SourceReader(self.name, parts, state.queue, self._nodes, self._importer, self._listener)
                 with self._lock:
-                    self._readers[state.queue] = reader
-                reader.start()
+                    if not self._ending.is_set():
+                        self._readers[state.queue] = reader
+                        reader.start()
 
     def _list_readers(self) -> list[SourceReader]:
         with self._lock:

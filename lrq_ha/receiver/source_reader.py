@@ -28,7 +28,7 @@ from lrq_ha.streams.node_connection import NodeConnection
 from .errors import Fenced, ReceiverError, Redelivery, Stop, Trimmed
 from .listener import Importer, Listener
 from .machine import Apply, Hole, Machine, Step
-from .progress import Progress
+from .progress import Phase, Progress
 from .states import OF_PHASE, State, require_legal
 from .updates import Update
 
@@ -80,7 +80,8 @@ class SourceReader(threading.Thread):
         self._progress: Progress | None = None
         self._ending = threading.Event()
         self._changed = threading.Condition()
-        self._numbers: dict[str, int] = {}  # by producer: the greatest number of a committed transaction since the start
+        self._numbers: dict[str, int] = {}  # by producer: the greatest number of a transaction that the tables have, since the start
+        self._unproved: dict[str, int] = {}  # before the tables equal the source's: deltas before them may be missing
 
     def end(self) -> None:
         """Ends the reading after the step under way. Join the thread next."""
@@ -91,6 +92,11 @@ class SourceReader(threading.Thread):
         with self._changed:
             return self._changed.wait_for(lambda: reached(self) or self.failure is not None, timeout_s) and reached(self)
 
+    def has_position(self, position: Position) -> bool:
+        """Whether everything up to a position of the source's log is in the application's tables."""
+        progress = self._progress
+        return progress is not None and progress.phase is not Phase.BOOTSTRAP and progress.position >= position
+
     def has(self, replication_id: str) -> bool:
         """Whether a transaction, or a later one of its producer, was committed since the start."""
         producer, number = split_id(replication_id)
@@ -100,20 +106,21 @@ class SourceReader(threading.Thread):
 
     def run(self) -> None:
         """Reads until `end`, Fenced or Stop."""
-        try:
-            self._progress = self._importer.load(self._receiver, self._queue)
-            self._note(self._progress)
-            while not self._ending.is_set():
+        loaded = False
+        while not self._ending.is_set():
+            try:
+                if not loaded:
+                    self._note(self._importer.load(self._receiver, self._queue))
+                    loaded = True
                 self._read_until_lost()
-        except (Fenced, Stop) as error:
-            self._fail(error, str(error) or "the listener has raised Stop")
-        except BaseException as error:
-            log.exception("receiver %s of %s ends", self._receiver, self._queue)
-            self._fail(error, f"{type(error).__name__}: {error}")
-
-    def _fail(self, error: BaseException, reason: str) -> None:
-        self.failure = error
-        self._enter(State.ERROR, reason)
+            except (Fenced, Stop) as error:
+                self.failure = error
+                self._enter(State.ERROR, str(error) or "the listener has raised Stop")
+                return
+            except Exception as error:
+                log.exception("receiver %s of %s", self._receiver, self._queue)
+                self._enter(State.DISCONNECTED, f"{type(error).__name__}: {error}")
+                self._ending.wait(RETRY_S)
 
     def _read_until_lost(self) -> None:
         """Reads from one node, until the connection is lost or `end`."""
@@ -142,12 +149,12 @@ class SourceReader(threading.Thread):
             self._follow(node, machine, start.offset)
 
     def _find_snapshot(self, node: NodeConnection) -> Position | None:
-        """A position before the start of the newest whole snapshot, or else of the one under way; None: there is neither."""
+        """A position before the start of the newest whole snapshot, or else of the one under way; None: the door knows no such queue."""
         body = node.get(receivers_question(self._parts.client_name))
         for state in pb.ReceiveQueues.FromString(body or b"").queues:
-            begun = position_of(state.whole if state.whole.sequence else state.begun)
-            if state.queue == self._queue and begun != START:
-                return Position(begun.epoch, begun.sequence - 1)
+            if state.queue == self._queue:
+                begun = position_of(state.whole if state.whole.sequence else state.begun)
+                return Position(begun.epoch, begun.sequence - 1) if begun != START else START  # not known: reading begins at the head
         return None
 
     def _follow(self, node: NodeConnection, machine: Machine, offset: int) -> None:
@@ -201,7 +208,10 @@ class SourceReader(threading.Thread):
         for update in updates:
             if update.last_of_transaction:
                 producer, number = split_id(update.replication_id)
-                self._numbers[producer] = number
+                self._unproved[producer] = number
+        if progress is not None and progress.phase is Phase.NORMAL:
+            self._numbers |= self._unproved
+            self._unproved = {}
 
     def _enter(self, state: State, reason: str) -> None:
         if state is self.state:

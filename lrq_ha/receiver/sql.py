@@ -44,10 +44,16 @@ class SqlListener(Listener):
 
     def load(self, name: str, queue: str) -> Progress | None:
         """Implements Importer."""
-        connection = self._database.connection()
-        progress = self._positions.take_over(connection.cursor(), name, queue)
-        connection.commit()
-        return progress
+        return self._positions.load(name, queue)
+
+    def _apply(self, cursor: Cursor, step: Step) -> None:
+        match step:
+            case Begin():
+                self.clear(cursor, step.snapshot.source)
+            case Apply(kind=UpdateType.SNAPSHOT_SYNC):
+                self.apply_snapshot(cursor, step.updates)
+            case Apply():
+                self.apply_log_entries(cursor, step.updates)
 
     def take(self, name: str, queue: str, step: Step, before: Progress | None) -> bool:
         """Implements Importer."""
@@ -56,14 +62,9 @@ class SqlListener(Listener):
             connection = self._database.connection()
             cursor = connection.cursor()
             # First the position: a process that was replaced must not do work, nor wait for locks of the data.
-            self._positions.replace(cursor, name, queue, before, step.progress)
-            match step:
-                case Begin():
-                    self.clear(cursor, step.snapshot.source)
-                case Apply(kind=UpdateType.SNAPSHOT_SYNC):
-                    self.apply_snapshot(cursor, step.updates)
-                case Apply():
-                    self.apply_log_entries(cursor, step.updates)
+            if self._positions.replace(cursor, name, queue, before, step.progress):
+                self._apply(cursor, step)
+                connection.cursor().execute("SELECT 1")  # fails where an error was swallowed: PostgreSQL would roll back without a word
             connection.commit()
         except BaseException:
             self._database.drop()

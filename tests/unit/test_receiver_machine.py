@@ -73,6 +73,7 @@ class Source:
     sent: int = 0  # the last sequence of the chain; 0: the chain has to begin
     request: int = 0
     left: list[str] = field(default_factory=list)  # keys that the snapshot under way has not had
+    whole: bool = False  # a snapshot is whole, and no hole has come since
 
     def delta(self, *, lost: bool = False) -> None:
         """A change. `lost`: it never reaches the queue, and the chain has to restart."""
@@ -85,7 +86,7 @@ class Source:
         body = json.dumps([key, self.tables.get(key)]).encode()
         self.history[self.sequence] = dict(self.tables)
         if lost:
-            self.sent = 0
+            self.sent, self.whole = 0, False
         elif self.sent:
             self._send(transaction(self.sequence, DELTA, body))
 
@@ -104,6 +105,7 @@ class Source:
             if not self.left:
                 self._log()
                 self._send(transaction(self.sequence, END, request=f"r{self.request}"))
+                self.whole = True
 
     def finish(self) -> None:
         """Everything that the queue needs to be whole."""
@@ -205,7 +207,8 @@ def test_at_rest_the_tables_equal_the_sources(seed: int, crash: float) -> None:
             source.repeat()
         else:
             application.read(rng, crash)
-    source.finish()
+    if not source.whole or rng.random() < 0.5:  # else the full sync under way is given up
+        source.finish()
     application.read(rng, crash)
     assert application.progress is not None
     assert application.progress.phase is Phase.NORMAL
@@ -268,10 +271,40 @@ def test_a_list_holds_whole_transactions() -> None:
     assert [len(step.updates) for step in large if isinstance(step, Apply)] == [3] * 4, "a larger transaction goes alone"
 
 
+def test_a_snapshot_behind_no_hole_begins_when_it_is_whole() -> None:
+    stream = Stream()
+    stream.write(1, transaction(2, ROWS, request="r"), transaction(3, ROWS, b"x", request="r"), transaction(4, DELTA, b"y"))
+    stream.write(4, transaction(5, END, request="r"), transaction(6, DELTA, b"z"))
+    machine = Machine(Q, Progress(Phase.NORMAL, at(1)))
+    assert [type(step) for step in machine.take(stream.messages)] == [Apply]
+    assert (machine.rewind, machine.seen) == (True, at(1))
+    assert [type(step) for step in machine.take(stream.messages)] == [Begin, Apply, Complete]
+    assert (machine.rewind, machine.seen) == (True, at(2))
+    assert [type(step) for step in machine.take(stream.messages)] == [Apply, Reach, Apply]
+
+
+def test_a_snapshot_whose_beginning_is_dropped_before_it_is_whole_changes_nothing() -> None:
+    stream = Stream()
+    stream.write(1, transaction(2, ROWS, request="r"))
+    stream.write(2, transaction(3, DELTA, b"x"), transaction(4, END, request="r"))
+    stream.write(4, transaction(5, DELTA, b"y"))
+    machine = Machine(Q, Progress(Phase.NORMAL, at(1)))
+    assert [type(step) for step in machine.take(stream.messages)] == [Apply]
+    stream.trim(1)
+    assert [type(step) for step in machine.take(stream.messages)] == [Apply]
+    assert (machine.phase, machine.seen) == (Phase.NORMAL, at(5))
+
+
+def test_a_restart_during_the_replay_is_a_new_snapshot() -> None:
+    replay = Progress(Phase.LOCAL_REPLAY, at(10), "r", at(10), at(20))
+    found = steps((0, (transaction(50, ROWS, request="s"), transaction(51, END, request="s"))), progress=replay)
+    assert [type(step) for step in found] == [Begin, Complete]
+
+
 def test_deltas_wait_for_a_snapshot_behind_a_hole_and_follow_else() -> None:
     normal = Progress(Phase.NORMAL, at(1))
     begun, delta = transaction(2, ROWS, request="r"), transaction(3, DELTA, b"x")
-    assert [type(step) for step in steps((1, (begun, delta)), progress=normal)] == [Begin, Apply]
+    assert [type(step) for step in steps((1, (begun, delta)), progress=normal)] == [Apply], "the snapshot may be given up"
     assert [type(step) for step in steps((0, (begun, delta)), progress=normal)] == [Begin]
 
 
@@ -288,7 +321,7 @@ def test_deltas_during_a_snapshot_are_given_again_behind_it() -> None:
     assert machine.phase is Phase.NORMAL
 
 
-@pytest.mark.parametrize("text", ["", "x", "[]", '["other", 1, 2, "r", 0, 0, 0, 0, false]', "null"])
+@pytest.mark.parametrize("text", ["", "x", "[]", '["other", 1, 2, "r", 0, 0, 0, 0]', "null"])
 def test_a_damaged_position_is_refused(text: str) -> None:
     with pytest.raises(MalformedInput, match="is no position of a receiver"):
         Progress.from_text(text)
