@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from urllib.parse import SplitResult, unquote, urlsplit
 
+NOT_AMQP = "is not an amqp:// URL"
 #: The rule for passwords in error texts.
 PASSWORD_RULE = "of a password, what is not a letter or digit is written as % and two hexadecimal digits"
 
@@ -22,6 +23,20 @@ def split(url: str) -> SplitResult:
     if "@" in parts.path + parts.query + parts.fragment or parts.port == 0:
         raise ValueError("malformed")
     return parts
+
+
+def amqp_fault(url: str, *vhosts: str) -> str:
+    """The fault of a node's AMQP address, as "is …" or "has …", without any part of it; empty if there is none.
+
+    Args:
+        vhosts: Virtual hosts that it may name.
+    """
+    try:
+        parts = split(url)
+        good = parts.scheme in ("amqp", "amqps")
+    except (ValueError, AttributeError, TypeError):
+        good = False
+    return unused(parts, *vhosts) if good else NOT_AMQP
 
 
 def unused(parts: SplitResult, *vhosts: str) -> str:

@@ -278,15 +278,10 @@ def address(url: str, vhost: str = "/") -> str:
         InvalidArgument: It is another kind of URL, or has a part that would not be used, such as another virtual host than `vhost`. The URL is
             not shown, since it may hold a password.
     """
-    try:
-        parts = urls.split(url)
-        host, port, good = parts.hostname, parts.port, parts.scheme in ("amqp", "amqps")
-    except (ValueError, AttributeError, TypeError):
-        good = False
-    if not good:
-        todo = f"Give amqp://user:password@host:port or amqps://…; {urls.PASSWORD_RULE}"
-        raise InvalidArgument("An address in nodes is not an amqp:// URL", todo=todo)
-    if unused := urls.unused(parts, vhost):
+    if fault := urls.amqp_fault(url, vhost):
         todo = f"Give amqp://user:password@host:port; the virtual host, heartbeats, timeouts and TLS are arguments (vhost is {vhost!r})"
-        raise InvalidArgument(f"An address in nodes {unused}", todo=todo)
-    return f"{host or 'localhost'}:{port or (5671 if parts.scheme == 'amqps' else 5672)}"
+        if fault == urls.NOT_AMQP:
+            todo = f"Give amqp://user:password@host:port or amqps://…; {urls.PASSWORD_RULE}"
+        raise InvalidArgument(f"An address in nodes {fault}", todo=todo)
+    parts = urls.split(url)
+    return f"{parts.hostname or 'localhost'}:{parts.port or (5671 if parts.scheme == 'amqps' else 5672)}"

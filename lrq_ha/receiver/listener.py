@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from .errors import ReceiverError
 from .machine import Apply, Begin, Complete, Hole, Step
@@ -46,6 +46,7 @@ class Listener:
         """A list was not taken (Redelivery), or the queue lacks what comes next (Trimmed)."""
 
 
+@runtime_checkable
 class Importer(Protocol):
     """Takes the steps of a queue, and keeps the progress."""
 

@@ -40,8 +40,12 @@ class Apply:
     """A list of updates of one kind."""
 
     progress: Progress
-    kind: UpdateType
     updates: list[Update]
+
+    @property
+    def kind(self) -> UpdateType:
+        """Of all its updates."""
+        return self.updates[0].type
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,12 +144,9 @@ class Machine:
             self._consider_normal()
 
     def _take_delta(self, message: Message, transaction: pb.ReceivedTransaction) -> None:
-        progress = self._progress
-        if progress is None:
-            return
-        if progress.phase is Phase.BOOTSTRAP:
+        if self.phase is Phase.BOOTSTRAP:
             self._missed = True
-        else:
+        elif self.phase is not None:
             self._add(message, transaction)
 
     def _take_marker(self, message: Message, transaction: pb.ReceivedTransaction, restarts: bool) -> None:
@@ -229,5 +230,5 @@ class Machine:
         if self._list:
             assert self._progress is not None
             progress = replace(self._progress, position=self._list[-1].position)
-            self._steps.append(Apply(progress, self._list[0].type, self._list))
+            self._steps.append(Apply(progress, self._list))
             self._list, self._list_bytes = [], 0

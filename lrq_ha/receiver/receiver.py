@@ -15,7 +15,6 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
 
 import pika
 
@@ -27,7 +26,7 @@ from lrq_ha.streams.node_connection import NodeConnection, address_of
 
 from .errors import ReceiverError
 from .listener import Importer, Listener, ListenerImporter, PositionStore
-from .source_reader import CONNECT_S, SourceReader, split_id
+from .source_reader import CONNECT_S, SourceReader, parse_id
 from .states import State
 
 log = logging.getLogger("lrq_ha.receiver")
@@ -175,19 +174,16 @@ class Receiver:
         """
         if (position is None) == (replication_id is None):
             raise MalformedInput("wait_for needs a position or a replication_id")
-        try:
-            split_id("/0" if replication_id is None else replication_id)
-        except ValueError as error:
-            raise MalformedInput(f"{replication_id!r} is no replication ID", todo="Give Confirm.replication_id") from error
+        transaction = parse_id(replication_id) if replication_id is not None else None
         deadline = time.monotonic() + timeout_s
         while (reader := next((each for each in self._list_readers() if each.source == source), None)) is None:
             if time.monotonic() > deadline or self._ending.wait(0.05):
                 return False
-        if position is not None:
-            wanted = position
-            return reader.wait_for(lambda each: each.has_position(wanted), deadline - time.monotonic())
-        number = cast(str, replication_id)
-        return reader.wait_for(lambda each: each.has(number), deadline - time.monotonic())
+
+        def has_come(each: SourceReader) -> bool:
+            return (position is None or each.has_position(position)) and (transaction is None or each.has(transaction))
+
+        return reader.wait_for(has_come, deadline - time.monotonic())
 
     # ---- discovery ---------------------------------------------------------------------------------------------------
 
@@ -224,11 +220,10 @@ class Receiver:
 
 
 def _importer(listener: Listener, positions: PositionStore | None) -> Importer:
-    keeps_position = hasattr(listener, "take") and hasattr(listener, "load")
-    if keeps_position and positions is not None:
-        raise MalformedInput(f"{type(listener).__name__} keeps its own position", todo="Leave out `positions`")
-    if keeps_position:
-        return cast(Importer, listener)
+    if isinstance(listener, Importer):
+        if positions is not None:
+            raise MalformedInput(f"{type(listener).__name__} keeps its own position", todo="Leave out `positions`")
+        return listener
     if positions is None:
         raise MalformedInput(
             f"{type(listener).__name__} has no place for its position",

@@ -18,6 +18,7 @@ import pika
 
 from lrq_ha.errors import LrqError
 from lrq_ha.proto import lrq_pb2 as pb
+from lrq_ha.replication.deduplication import ReplicationId
 from lrq_ha.replication.positions import Position
 from lrq_ha.routing.chain import START, position_of
 from lrq_ha.routing.names import RecvQueue, receivers_question
@@ -30,7 +31,6 @@ from .listener import Importer, Listener
 from .machine import Apply, Hole, Machine, Step
 from .progress import Phase, Progress
 from .states import OF_PHASE, State, require_legal
-from .updates import Update
 
 log = logging.getLogger("lrq_ha.receiver")
 
@@ -42,10 +42,10 @@ PREFETCH_MESSAGES = 32  # a batch of a source has many transactions when many wa
 AGAIN_MIN_S, AGAIN_MAX_S = 0.1, 30.0
 
 
-def split_id(replication_id: str) -> tuple[str, int]:
-    """Producer and number of a transaction's or an update's replication ID. Raises ValueError if it has no number."""
-    producer, _, number = replication_id.rpartition("/")
-    return producer, int(number.partition(".")[0])
+def parse_id(text: str) -> ReplicationId:
+    """The replication ID of a transaction, or of an update's transaction. Raises MalformedInput if it is none."""
+    producer, slash, number = text.rpartition("/")
+    return ReplicationId.parse(f"{producer}{slash}{number.partition('.')[0]}".encode())
 
 
 class SourceReader(threading.Thread):
@@ -62,7 +62,6 @@ class SourceReader(threading.Thread):
     Attributes:
         source: The source's remote id.
         state, reason, since: The state, its reason for operators, and since when (seconds since 1970).
-        committed: The committed position; (0, 0): none.
         failure: The error that ended the reading.
     """
 
@@ -72,7 +71,6 @@ class SourceReader(threading.Thread):
         super().__init__(name=f"lrq receiver {name} {queue}", daemon=True)
         self.source = parts.remote_id
         self.state, self.reason, self.since = State.DISCONNECTED, "not started", time.time()
-        self.committed = START
         self.failure: BaseException | None = None
         self._receiver, self._parts, self._queue = name, parts, queue
         self._nodes = list(nodes)
@@ -97,44 +95,41 @@ class SourceReader(threading.Thread):
         progress = self._progress
         return progress is not None and progress.phase is not Phase.BOOTSTRAP and progress.position >= position
 
-    def has(self, replication_id: str) -> bool:
+    def has(self, transaction: ReplicationId) -> bool:
         """Whether a transaction, or a later one of its producer, was committed since the start."""
-        producer, number = split_id(replication_id)
-        return self._numbers.get(producer, 0) >= number
+        return self._numbers.get(transaction.producer, 0) >= transaction.sequence
+
+    @property
+    def committed(self) -> Position:
+        """The committed position; (0, 0): none."""
+        return self._progress.position if self._progress else START
 
     # ---- the thread --------------------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Reads until `end`, Fenced or Stop."""
+        """Reads from one node after the other, until `end`, Fenced or Stop."""
         loaded = False
         while not self._ending.is_set():
             try:
                 if not loaded:
-                    self._note(self._importer.load(self._receiver, self._queue))
+                    self._progress = self._importer.load(self._receiver, self._queue)
                     loaded = True
-                self._read_until_lost()
+                with NodeConnection.open(self._nodes, self.name, CONNECT_S) as node:
+                    self._read(node)
             except (Fenced, Stop) as error:
                 self.failure = error
                 self._enter(State.ERROR, str(error) or "the listener has raised Stop")
                 return
+            except MissingQueue as error:
+                self._enter(State.WAITING, error.what)
+                self._ending.wait(WAITING_S)
+            except LrqError as error:
+                self._enter(State.DISCONNECTED, error.what)
+                self._ending.wait(RETRY_S)
             except Exception as error:
                 log.exception("receiver %s of %s", self._receiver, self._queue)
                 self._enter(State.DISCONNECTED, f"{type(error).__name__}: {error}")
                 self._ending.wait(RETRY_S)
-
-    def _read_until_lost(self) -> None:
-        """Reads from one node, until the connection is lost or `end`."""
-        try:
-            with NodeConnection.open(self._nodes, self.name, CONNECT_S) as node:
-                self._read(node)
-        except MissingQueue as error:
-            self._enter(State.WAITING, error.what)
-            self._ending.wait(WAITING_S)
-        except Fenced:
-            raise
-        except LrqError as error:
-            self._enter(State.DISCONNECTED, error.what)
-            self._ending.wait(RETRY_S)
 
     def _read(self, node: NodeConnection) -> None:
         machine = Machine(self._queue, self._progress)
@@ -198,20 +193,14 @@ class SourceReader(threading.Thread):
     def _commit(self, step: Step) -> None:
         assert not isinstance(step, Hole)
         with self._changed:
-            self._note(step.progress, step.updates if isinstance(step, Apply) else ())
+            self._progress = step.progress
+            if isinstance(step, Apply):
+                self._unproved |= (parse_id(update.replication_id) for update in step.updates if update.last_of_transaction)
+            if step.progress.phase is Phase.NORMAL:
+                self._numbers |= self._unproved
+                self._unproved = {}
             self._changed.notify_all()
         self._enter(OF_PHASE[step.progress.phase], "")
-
-    def _note(self, progress: Progress | None, updates: Sequence[Update] = ()) -> None:
-        self._progress = progress
-        self.committed = progress.position if progress else START
-        for update in updates:
-            if update.last_of_transaction:
-                producer, number = split_id(update.replication_id)
-                self._unproved[producer] = number
-        if progress is not None and progress.phase is Phase.NORMAL:
-            self._numbers |= self._unproved
-            self._unproved = {}
 
     def _enter(self, state: State, reason: str) -> None:
         if state is self.state:

@@ -295,16 +295,10 @@ def address_of(url: str, tls: ssl.SSLContext | None = None) -> pika.ConnectionPa
     Raises:
         MalformedInput: It is another kind of URL, or has a part that would not be used. The URL is not shown, since it may hold a password.
     """
-    todo = f"Give amqp://user:password@host:port or amqps://…; {urls.PASSWORD_RULE}"
-    try:
-        parts = urls.split(url)
-        good, parameters = parts.scheme in ("amqp", "amqps") and bool(parts.hostname), pika.URLParameters(url)
-    except (ValueError, AttributeError, TypeError):
-        good = False
-    if not good:
-        raise MalformedInput("An address in nodes is not an amqp:// URL", todo=todo) from None
-    if unused := urls.unused(parts, ROUTING_VHOST):
-        raise MalformedInput(f"An address in nodes {unused}", todo=todo)
+    fault = urls.amqp_fault(url, ROUTING_VHOST) or ("" if urls.split(url).hostname else urls.NOT_AMQP)
+    if fault:
+        raise MalformedInput(f"An address in nodes {fault}", todo=f"Give amqp://user:password@host:port or amqps://…; {urls.PASSWORD_RULE}")
+    parameters = pika.URLParameters(url)
     parameters.virtual_host = ROUTING_VHOST
     if tls is not None and parameters.ssl_options is not None:
         parameters.ssl_options = pika.SSLOptions(tls, parameters.host)

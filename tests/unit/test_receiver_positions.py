@@ -23,7 +23,7 @@ def normal(sequence: int) -> Progress:
 
 def delta(sequence: int) -> Apply:
     update = Update(Q, "east", "orders", UpdateType.LOG_ENTRY_SYNC, Position(257, sequence), f"app/{sequence}.0", 0, 0, b"x", "", True)
-    return Apply(normal(sequence), UpdateType.LOG_ENTRY_SYNC, [update])
+    return Apply(normal(sequence), [update])
 
 
 class Rows(SqlListener):
