@@ -23,7 +23,7 @@ from lrq_ha.replication.positions import RangeSet
 from lrq_ha.replication.queue_filter import Kind
 from lrq_ha.replication.queues import QueueKey
 from lrq_ha.replication.renewal_progress import Passes
-from lrq_ha.routing.sink import Sink, row_of, state_of
+from lrq_ha.routing.sink import Sink
 from lrq_ha.routing.statuses import Statuses, Told
 
 from ..amqp import declarations, frames
@@ -120,6 +120,8 @@ class Index:
                 self.dedup.add(run.transmission.producer, run.transmission.id, 1, first)
             case "reception":
                 self.sink.noted(first, run.reception.queue, pb.ReceivedBatch.FromString(run.reception.body))
+            case "demand":
+                self.sink.demanded(first, run.demand.queue, run.demand.reason)
             case "status":
                 if run.status.producer:
                     self.dedup.add(run.status.producer, run.status.id, 1, first)
@@ -214,7 +216,7 @@ class Index:
             epochs=epochs,
             sets=sets,
             producers=[pb.ProducerRanges(producer=producer, ids=ids, others=others) for producer, ids, others in self.dedup.snapshot()],
-            received=map(state_of, self.sink.rows()),
+            received=self.sink.rows(),
             auto_delete_exchanges=[pb.Topology(vhost=vhost, method=method) for (vhost, _), method in self.declared.auto_delete_exchanges.items()],
             statuses=[pb.KeptStatus(sequence=told.sequence, body=told.status.SerializeToString()) for told in self.statuses.rows()],
             definitions=self.declared.definitions.export(),
@@ -237,6 +239,6 @@ class Index:
         elif entry.renewals and entry.renewals[-1].renewal == entry.renewals[-1].sequence:
             self.passes.restore(entry.renewals[-1].sequence, {(m.vhost, m.queue): m.before for m in entry.moving})
         self.dedup = Dedup.restored((part.producer, part.ids, part.others) for part in entry.producers)
-        self.sink.load(map(row_of, entry.received), sequence - 1)
+        self.sink.load(entry.received, sequence - 1)
         self.declared.restore(sequence, entry)
         self.statuses.load(Told(kept.sequence, pb.Status.FromString(kept.body)) for kept in entry.statuses)

@@ -67,6 +67,7 @@ class Streams:
         group: Name of the group.
         broker: The own broker, with this sidecar's user; vhost lrq.
         log_bytes_max: Size of the log; older segments are dropped by the broker beyond it.
+        receive_bytes_max: Size of a receive queue; 0: as the log.
         shut_out: Number of an incarnation of this process that a newer sidecar has shut out; 0 if none was.
         on_written: Called with the number of log records (batches, fences) that were confirmed, in order.
         on_end: Called once when this incarnation can write no more.
@@ -81,6 +82,7 @@ class Streams:
         on_written: Callable[[int], None],
         on_end: Callable[[str], None],
         *,
+        receive_bytes_max: int = 0,
         shut_out: int = 0,
         on_blocked: Callable[[str], None] = lambda _reason: None,
     ) -> None:
@@ -92,6 +94,7 @@ class Streams:
         self._broker = broker
         self._grant = grant(ROUTING_VHOST, broker.user)
         self._log_bytes_max = log_bytes_max
+        self._receive_bytes_max = receive_bytes_max or log_bytes_max
         self._segment_bytes = segment_bytes(log_bytes_max)
         self._on_written = on_written
         self._on_end = on_end
@@ -245,7 +248,8 @@ class Streams:
         while True:
             arrived.clear()
             try:
-                await asyncio.wait_for(arrived.wait(), QUIET_S if found else first_s)
+                async with asyncio.timeout(QUIET_S if found else first_s):
+                    await arrived.wait()
             except TimeoutError:
                 break
         await channel.close()
@@ -335,7 +339,8 @@ class Streams:
     async def write_view(self, queue: str, body: bytes, headers: Mapping[str, Any], done: Callable[[], None]) -> None:
         """Appends a message to a view (made if it does not exist); `done` is called when it is confirmed."""
         if queue not in self.declarer.declared:
-            if await self.declarer.declare(queue, self._log_bytes_max, self._segment_bytes):
+            size = self._receive_bytes_max  # the other views are declared at the start
+            if await self.declarer.declare(queue, size, segment_bytes(size)):
                 await asyncio.sleep(YOUNG_STREAM_S)
             binder = await self._open_channel()
             await binder.queue_bind(queue, self.exchange, queue)
@@ -345,6 +350,34 @@ class Streams:
             await connection.drained()
         tag = self._need(self._views).publish(self.exchange, queue, body, headers, mandatory=True)
         self._view_waits.append((tag, done))
+
+    def receive_bytes_max(self, queue: str) -> int:
+        """Size of a receive queue in bytes: at most as configured."""
+        return min(self._receive_bytes_max, self.declarer.made_with.get(queue, self._receive_bytes_max))
+
+    async def read_first(self, queue: str) -> bytes | None:
+        """The body of the first message that a view still has; None: it has none, or does not exist. Raises LrqError: the broker is lost."""
+        found: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
+        channel = await self._open_channel(lambda error: fail(found, error or reading_ended(queue)))
+        try:
+            await channel.qos(1)
+            await channel.consume(
+                queue,
+                lambda _tag, _redelivered, _exchange, _key, _header, body: None if found.done() else found.set_result(body),
+                arguments={OFFSET: "first"},
+                on_cancel=lambda _tag: fail(found, reading_ended(queue)),
+            )
+            async with asyncio.timeout(FIRST_S):
+                return await found
+        except TimeoutError:
+            return None
+        except ChannelClosed as error:
+            if error.code != NOT_FOUND:
+                raise
+            return None
+        finally:
+            if channel.error is None:
+                await channel.close()
 
     @property
     def waiting(self) -> bool:

@@ -31,6 +31,8 @@ def decide(session: ClientSession, route: Route) -> Decision:
         return Decision.TRANSMIT
     if route.routing_key == names.STATUS:
         return Decision.STATUS
+    if route.routing_key == names.DEMAND:
+        return Decision.DEMAND
     if names.parse_recv_queue(route.routing_key) is not None and session.peer is not None and session.peer.site:
         return Decision.RECEIVE
     return Decision.FORBIDDEN

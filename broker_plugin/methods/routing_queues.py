@@ -1,8 +1,8 @@
 """Publishes and questions that end at the door instead of at the broker: routing queues, and pushes of other nodes and sites.
 
 Rules:
-- In the vhost `lrq` a client publishes to `LRQ_Send_LogEntries`, `LRQ_Send_SnapSync` and `LRQ_Status` only; each message becomes an entry of the log
-  and is acked when that entry is safe.
+- In the vhost `lrq` a client publishes to `LRQ_Send_LogEntries`, `LRQ_Send_SnapSync`, `LRQ_Status` and `LRQ_Demand` only; each message becomes an
+  entry of the log and is acked when that entry is safe.
 - A publish that ends here never reaches the broker. It must take no less right than there. So at the login of a producer the broker is asked whether
   the user may publish to queues by their names (write on `amq.default`); a client without a producer publishes nothing here.
 - Clients read `LRQ_Recv_*` and `LRQ_Status`, as far as the broker lets them. The log and the views hold messages of others.
@@ -10,8 +10,8 @@ Rules:
 - A producer's last number is asked in vhost `lrq`, for any vhost in which the producer publishes, or by the producer itself where it publishes: the
   answer is the greatest number of any vhost.
 - A question is a passive declaration. The answer to a client library is in the two counts of declare-ok (pika takes only an answer that names the
-  queue it asked for), the answer to another sidecar in the name, which has room for 255 bytes. A receiver's question is a basic.get: the
-  answer is a message that the door makes.
+  queue it asked for), the answer to another sidecar in the name, which has room for 255 bytes, and in the counts. A receiver's question is a
+  basic.get: the answer is a message that the door makes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from lrq_ha.errors import LrqError, NotPrimary
 from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.replication.deduplication import ReplicationId
 from lrq_ha.routing import chain, names, statuses
-from lrq_ha.routing.names import SINK_QUESTION
+from lrq_ha.routing.names import DEMANDS_QUESTION, SINK_QUESTION
 from lrq_ha.routing.sink import Accept, AcceptTrimmed, Gap
 
 from ..amqp import encode, frames, reply_codes
@@ -37,8 +37,11 @@ from ..session.decisions import Decision
 from ..session.session import ClientSession
 from . import closing, duplicates, publisher_confirms
 
+NAMES_SHOWN = 10
 REQUEST_ID_BYTES_MAX = 128  # the request ID is part of the answer to another sidecar
-_OF_PRODUCERS = (Decision.TRANSMIT, Decision.STATUS)
+DEMAND_BYTES_MAX = 1_024
+_COUNT_MAX = (1 << 32) - 1  # of a declare-ok
+_OF_PRODUCERS = (Decision.TRANSMIT, Decision.STATUS, Decision.DEMAND)
 
 
 def may_read(session: ClientSession, queue: str) -> bool:
@@ -64,6 +67,8 @@ def take(session: ClientSession, channel: ClientChannel, decision: Decision, met
             _transmit(session, channel, route.routing_key, header, body)
         elif decision is Decision.STATUS:
             _status(session, channel, header, body)
+        elif decision is Decision.DEMAND:
+            _demand(session, channel, body)
         elif decision is Decision.RECEIVE:
             _receive(session, channel, route.routing_key, body)
         else:
@@ -163,6 +168,19 @@ def _status(session: ClientSession, channel: ClientChannel, header: bytes, body:
     publisher_confirms.ended_here(session, channel, session.replica.append(pb.Run(status=entry), 1, len(body)))
 
 
+def _demand(session: ClientSession, channel: ClientChannel, body: bytes) -> None:
+    if not session.producer:
+        raise LrqError("a demand needs a producer", todo="announce it in the client property lrq_producer")
+    if len(body) > DEMAND_BYTES_MAX:
+        raise LrqError(f"a demand of {len(body)} bytes, of {DEMAND_BYTES_MAX} at most", todo="give a shorter reason")
+    demand = _parse(pb.Demand, body)
+    sink = session.replica.index.sink
+    if sink.newest(demand.queue).last == chain.START:
+        listed = ", ".join(sink.queues()[:NAMES_SHOWN]) or "none"
+        raise LrqError(f"no batch has come for '{demand.queue}'", todo=f"name one of the receive queues of group '{session.door.group}': {listed}")
+    publisher_confirms.ended_here(session, channel, session.replica.append(pb.Run(demand=demand), 1, len(body)))
+
+
 def _check_client(session: ClientSession, client_name: str) -> None:
     """Refuses a client that has no session, as the log knows too many: its log entries would be confirmed, and go nowhere."""
     if not session.replica.index.statuses.has_room(client_name):
@@ -226,7 +244,9 @@ def answer(session: ClientSession, question: str) -> tuple[str, int] | None:
         dedup = session.replica.index.dedup
         return question, sum(dedup.seen(session.producer_key, number) for number in range(numbers[1], numbers[2] + 1))
     if question.startswith(SINK_QUESTION) and session.peer is not None and session.peer.site:
-        status = session.replica.index.sink.status(question.removeprefix(SINK_QUESTION))
-        last = f"{status.last.epoch}.{status.last.sequence}"
-        return f"/{last}/{2 if status.bare else int(status.snapshot_complete)}/{status.snapshot_request}", 0
+        state = session.replica.index.sink.status(question.removeprefix(SINK_QUESTION))
+        holds = 2 if state.bare else int(state.snapshot_complete)
+        return f"/{state.last.epoch}.{state.last.sequence}/{holds}/{state.snapshot_request}", state.demand % _COUNT_MAX
+    if question == DEMANDS_QUESTION and session.peer is not None and session.peer.site:
+        return question, session.replica.index.sink.newest_demand(session.peer.site) % _COUNT_MAX
     return None

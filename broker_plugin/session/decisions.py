@@ -14,6 +14,7 @@ class Decision(Enum):
     PASSED = "to the broker as it came: not replicated"
     TRANSMIT = "a log entry for other sites"
     STATUS = "a status for the log"
+    DEMAND = "a full sync that is wanted from a source"
     RECEIVE = "a batch from another site"
     FORBIDDEN = "nowhere"
     UNASKED = "not known before the broker has been asked"

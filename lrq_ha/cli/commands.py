@@ -33,7 +33,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         ("resume", False, "nodes take the primary's role by themselves again"),
     ):
         command = add_command(subparsers, name, summary, f"Every node of the group is told: {summary}. Operations under way continue.", "")
-        _add_group(command)
+        add_group(command)
         command.set_defaults(run=_pause, paused=paused)
 
 
@@ -66,7 +66,7 @@ def _add_remove(subparsers: argparse._SubParsersAction[argparse.ArgumentParser])
         "while NODE keeps up, as it would be back at once: stop it first. This comes before a node is taken out of the configuration for good.",
         "examples:\n  lrq-ha remove e3\n  lrq-ha remove 3      the node with the id 3, which is not configured any more (`lrq-ha list`: node 3)",
     )
-    _add_group(remove)
+    add_group(remove)
     remove.add_argument("node", metavar="NODE", help="node to remove; of one that is not configured any more, its id")
     remove.add_argument("--dry-run", action="store_true", help="only say what would happen")
     remove.set_defaults(run=_remove)
@@ -81,7 +81,7 @@ def _add_hand_over(subparsers: argparse._SubParsersAction[argparse.ArgumentParse
         "clients' connections, and hands over. Nothing is lost, and nothing is delivered twice.",
         "examples:\n  lrq-ha switchover --dry-run\n  lrq-ha switchover e2 --timeout 10",
     )
-    _add_group(switchover)
+    add_group(switchover)
     switchover.add_argument("node", metavar="NODE", nargs="?", help="the backup that is to become primary (default: one that is in sync)")
     _add_drain(switchover)
     switchover.set_defaults(run=_switchover)
@@ -94,7 +94,7 @@ def _add_hand_over(subparsers: argparse._SubParsersAction[argparse.ArgumentParse
         "also if one of them was not told.",
         "",
     )
-    _add_group(demote)
+    add_group(demote)
     _add_drain(demote)
     demote.set_defaults(run=_demote)
 
@@ -109,7 +109,7 @@ def _add_renew(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "is in it. Everything else goes on.",
         "examples:\n  lrq-ha renew --dry-run\n  lrq-ha renew --timeout 10",
     )
-    _add_group(renew)
+    add_group(renew)
     _add_drain(renew)
     renew.add_argument(
         "--dead-letters-arrived",
@@ -119,7 +119,7 @@ def _add_renew(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     renew.set_defaults(run=_renew)
 
 
-def _add_group(parser: argparse.ArgumentParser) -> None:
+def add_group(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--group", metavar="GROUP", help="which group, where several are known")
 
 
@@ -241,6 +241,11 @@ def _leader(group: Sequence[Target]) -> Target:
             if report.status.get("role") == Role.RECOVERING.value and report.status.get("primary") == report.target.name:
                 return report.target
     return _primary(group)
+
+
+def find_primary(args: argparse.Namespace) -> Target:
+    """The primary of the group that the arguments name. Raises LrqError if none answers."""
+    return _primary(_group(find_targets(args.config, args.dir), args.group))
 
 
 def _primary(group: Sequence[Target]) -> Target:

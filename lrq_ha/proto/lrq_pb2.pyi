@@ -131,20 +131,6 @@ class FullSyncRequest(_message.Message):
     state: FullSyncRequest.State
     def __init__(self, client_name: _Optional[str] = ..., destination: _Optional[str] = ..., request_id: _Optional[str] = ..., reason: _Optional[str] = ..., state: _Optional[_Union[FullSyncRequest.State, str]] = ...) -> None: ...
 
-class SinkStatus(_message.Message):
-    __slots__ = ("queue", "last", "snapshot_request", "snapshot_complete", "bare")
-    QUEUE_FIELD_NUMBER: _ClassVar[int]
-    LAST_FIELD_NUMBER: _ClassVar[int]
-    SNAPSHOT_REQUEST_FIELD_NUMBER: _ClassVar[int]
-    SNAPSHOT_COMPLETE_FIELD_NUMBER: _ClassVar[int]
-    BARE_FIELD_NUMBER: _ClassVar[int]
-    queue: str
-    last: Position
-    snapshot_request: str
-    snapshot_complete: bool
-    bare: bool
-    def __init__(self, queue: _Optional[str] = ..., last: _Optional[_Union[Position, _Mapping]] = ..., snapshot_request: _Optional[str] = ..., snapshot_complete: _Optional[bool] = ..., bare: _Optional[bool] = ...) -> None: ...
-
 class ReceiveQueues(_message.Message):
     __slots__ = ("queues",)
     QUEUES_FIELD_NUMBER: _ClassVar[int]
@@ -168,7 +154,7 @@ class Batch(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., first: _Optional[int] = ..., count: _Optional[int] = ..., previous_epoch: _Optional[int] = ..., timestamp_us: _Optional[int] = ..., runs: _Optional[_Iterable[_Union[Run, _Mapping]]] = ...) -> None: ...
 
 class Run(_message.Message):
-    __slots__ = ("enqueues", "dequeue", "reject", "moved", "refused", "purge", "topology", "transmission", "reception", "members", "marker", "checkpoint", "status", "tally", "renewed", "moving")
+    __slots__ = ("enqueues", "dequeue", "reject", "moved", "refused", "purge", "topology", "transmission", "reception", "members", "marker", "checkpoint", "status", "tally", "renewed", "moving", "demand")
     ENQUEUES_FIELD_NUMBER: _ClassVar[int]
     DEQUEUE_FIELD_NUMBER: _ClassVar[int]
     REJECT_FIELD_NUMBER: _ClassVar[int]
@@ -185,6 +171,7 @@ class Run(_message.Message):
     TALLY_FIELD_NUMBER: _ClassVar[int]
     RENEWED_FIELD_NUMBER: _ClassVar[int]
     MOVING_FIELD_NUMBER: _ClassVar[int]
+    DEMAND_FIELD_NUMBER: _ClassVar[int]
     enqueues: Enqueues
     dequeue: Dequeue
     reject: Dequeue
@@ -201,7 +188,8 @@ class Run(_message.Message):
     tally: Tally
     renewed: Renewed
     moving: Moving
-    def __init__(self, enqueues: _Optional[_Union[Enqueues, _Mapping]] = ..., dequeue: _Optional[_Union[Dequeue, _Mapping]] = ..., reject: _Optional[_Union[Dequeue, _Mapping]] = ..., moved: _Optional[_Union[Moved, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., purge: _Optional[_Union[Purge, _Mapping]] = ..., topology: _Optional[_Union[Topology, _Mapping]] = ..., transmission: _Optional[_Union[Transmission, _Mapping]] = ..., reception: _Optional[_Union[Reception, _Mapping]] = ..., members: _Optional[_Union[Members, _Mapping]] = ..., marker: _Optional[_Union[Marker, _Mapping]] = ..., checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ..., status: _Optional[_Union[StatusEntry, _Mapping]] = ..., tally: _Optional[_Union[Tally, _Mapping]] = ..., renewed: _Optional[_Union[Renewed, _Mapping]] = ..., moving: _Optional[_Union[Moving, _Mapping]] = ...) -> None: ...
+    demand: Demand
+    def __init__(self, enqueues: _Optional[_Union[Enqueues, _Mapping]] = ..., dequeue: _Optional[_Union[Dequeue, _Mapping]] = ..., reject: _Optional[_Union[Dequeue, _Mapping]] = ..., moved: _Optional[_Union[Moved, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., purge: _Optional[_Union[Purge, _Mapping]] = ..., topology: _Optional[_Union[Topology, _Mapping]] = ..., transmission: _Optional[_Union[Transmission, _Mapping]] = ..., reception: _Optional[_Union[Reception, _Mapping]] = ..., members: _Optional[_Union[Members, _Mapping]] = ..., marker: _Optional[_Union[Marker, _Mapping]] = ..., checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ..., status: _Optional[_Union[StatusEntry, _Mapping]] = ..., tally: _Optional[_Union[Tally, _Mapping]] = ..., renewed: _Optional[_Union[Renewed, _Mapping]] = ..., moving: _Optional[_Union[Moving, _Mapping]] = ..., demand: _Optional[_Union[Demand, _Mapping]] = ...) -> None: ...
 
 class Enqueues(_message.Message):
     __slots__ = ("vhost", "channel", "frames", "lengths", "producer", "id_first")
@@ -312,6 +300,14 @@ class Reception(_message.Message):
     queue: str
     body: bytes
     def __init__(self, queue: _Optional[str] = ..., body: _Optional[bytes] = ...) -> None: ...
+
+class Demand(_message.Message):
+    __slots__ = ("queue", "reason")
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    queue: str
+    reason: str
+    def __init__(self, queue: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class StatusEntry(_message.Message):
     __slots__ = ("body", "producer", "id")
@@ -432,7 +428,7 @@ class KeptStatus(_message.Message):
     def __init__(self, sequence: _Optional[int] = ..., body: _Optional[bytes] = ...) -> None: ...
 
 class ReceiveState(_message.Message):
-    __slots__ = ("queue", "last", "snapshot_request", "snapshot_complete", "bare", "begun", "whole")
+    __slots__ = ("queue", "last", "snapshot_request", "snapshot_complete", "bare", "begun", "whole", "size", "begun_size", "whole_size", "snapshot_bytes", "demand", "demand_reason")
     QUEUE_FIELD_NUMBER: _ClassVar[int]
     LAST_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_REQUEST_FIELD_NUMBER: _ClassVar[int]
@@ -440,6 +436,12 @@ class ReceiveState(_message.Message):
     BARE_FIELD_NUMBER: _ClassVar[int]
     BEGUN_FIELD_NUMBER: _ClassVar[int]
     WHOLE_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    BEGUN_SIZE_FIELD_NUMBER: _ClassVar[int]
+    WHOLE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DEMAND_FIELD_NUMBER: _ClassVar[int]
+    DEMAND_REASON_FIELD_NUMBER: _ClassVar[int]
     queue: str
     last: Position
     snapshot_request: str
@@ -447,7 +449,13 @@ class ReceiveState(_message.Message):
     bare: bool
     begun: Position
     whole: Position
-    def __init__(self, queue: _Optional[str] = ..., last: _Optional[_Union[Position, _Mapping]] = ..., snapshot_request: _Optional[str] = ..., snapshot_complete: _Optional[bool] = ..., bare: _Optional[bool] = ..., begun: _Optional[_Union[Position, _Mapping]] = ..., whole: _Optional[_Union[Position, _Mapping]] = ...) -> None: ...
+    size: int
+    begun_size: int
+    whole_size: int
+    snapshot_bytes: int
+    demand: int
+    demand_reason: str
+    def __init__(self, queue: _Optional[str] = ..., last: _Optional[_Union[Position, _Mapping]] = ..., snapshot_request: _Optional[str] = ..., snapshot_complete: _Optional[bool] = ..., bare: _Optional[bool] = ..., begun: _Optional[_Union[Position, _Mapping]] = ..., whole: _Optional[_Union[Position, _Mapping]] = ..., size: _Optional[int] = ..., begun_size: _Optional[int] = ..., whole_size: _Optional[int] = ..., snapshot_bytes: _Optional[int] = ..., demand: _Optional[int] = ..., demand_reason: _Optional[str] = ...) -> None: ...
 
 class EpochStart(_message.Message):
     __slots__ = ("epoch", "first")

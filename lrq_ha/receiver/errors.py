@@ -24,7 +24,7 @@ class Redelivery(ReceiverError):
 
 
 class Trimmed(ReceiverError):
-    """The queue no longer holds what comes next: only a full sync brings the receiver back.
+    """The queue no longer holds what comes next: the receiver goes on with a whole snapshot.
 
     Attributes:
         after: The last position that was given.
@@ -34,7 +34,7 @@ class Trimmed(ReceiverError):
     def __init__(self, queue: str, after: Position, before: Position) -> None:
         super().__init__(
             f"{queue} lacks what comes after {after}, up to {before}: the broker has dropped it",
-            todo="The receiver waits for the next full sync; raise log_bytes_max at the sink",
+            todo="The receiver goes on with the next whole snapshot; raise receive.bytes_max at the sink, or let the receiver run",
         )
         self.after, self.before = after, before
 

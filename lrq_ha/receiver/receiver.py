@@ -33,6 +33,7 @@ log = logging.getLogger("lrq_ha.receiver")
 
 DISCOVER_FIRST_S = 1.0  # until the first queue is there
 DISCOVER_S = 10.0
+REASON_CHARS_MAX = 250
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +185,27 @@ class Receiver:
             return (position is None or each.has_position(position)) and (transaction is None or each.has(transaction))
 
         return reader.wait_for(has_come, deadline - time.monotonic())
+
+    def resync(self, source: str | None = None, reason: str = "") -> None:
+        """Demands a full sync from a source, or from all that the receiver has found. Returns when the demand is in the sink group's log.
+
+        Args:
+            source: Remote id; None: all.
+            reason: For operators, at most 250 characters.
+
+        Raises:
+            MalformedInput: No such source has been found, or the reason is too long.
+            NoNode: No node of the sink group takes the demand.
+            MessageRefused: The user lacks the right to write to amq.default.
+        """
+        if len(reason) > REASON_CHARS_MAX:
+            raise MalformedInput(f"A reason of {len(reason)} characters, of {REASON_CHARS_MAX} at most")
+        readers = [reader for reader in self._list_readers() if source in (None, reader.source)]
+        if not readers:
+            raise MalformedInput(f"No queue of source {source!r} has been found" if source else "No queue has been found", todo="Wait for its state")
+        with NodeConnection.open(self._nodes, f"lrq receiver {self.name}", producer=self.name) as node:
+            for reader in readers:
+                node.publish(names.DEMAND, pb.Demand(queue=reader.queue, reason=reason).SerializeToString())
 
     # ---- discovery ---------------------------------------------------------------------------------------------------
 

@@ -60,7 +60,7 @@ class SourceReader(threading.Thread):
         listener: Is told of states and errors.
 
     Attributes:
-        source: The source's remote id.
+        source, queue: The source's remote id, and its receive queue.
         state, reason, since: The state, its reason for operators, and since when (seconds since 1970).
         failure: The error that ended the reading.
     """
@@ -72,7 +72,8 @@ class SourceReader(threading.Thread):
         self.source = parts.remote_id
         self.state, self.reason, self.since = State.DISCONNECTED, "not started", time.time()
         self.failure: BaseException | None = None
-        self._receiver, self._parts, self._queue = name, parts, queue
+        self.queue = queue
+        self._receiver, self._parts = name, parts
         self._nodes = list(nodes)
         self._importer, self._listener = importer, listener
         self._progress: Progress | None = None
@@ -112,7 +113,7 @@ class SourceReader(threading.Thread):
         while not self._ending.is_set():
             try:
                 if not loaded:
-                    self._progress = self._importer.load(self._receiver, self._queue)
+                    self._progress = self._importer.load(self._receiver, self.queue)
                     loaded = True
                 with NodeConnection.open(self._nodes, self.name, CONNECT_S) as node:
                     self._read(node)
@@ -127,15 +128,15 @@ class SourceReader(threading.Thread):
                 self._enter(State.DISCONNECTED, error.what)
                 self._ending.wait(RETRY_S)
             except Exception as error:
-                log.exception("receiver %s of %s", self._receiver, self._queue)
+                log.exception("receiver %s of %s", self._receiver, self.queue)
                 self._enter(State.DISCONNECTED, f"{type(error).__name__}: {error}")
                 self._ending.wait(RETRY_S)
 
     def _read(self, node: NodeConnection) -> None:
-        machine = Machine(self._queue, self._progress)
+        machine = Machine(self.queue, self._progress)
         while not self._ending.is_set():
             after = machine.seen if machine.phase is not None else self._find_snapshot(node)
-            start = find(node, self._queue, after) if after is not None else None
+            start = find(node, self.queue, after) if after is not None else None
             if start is None:
                 self._enter(State.WAITING, "the queue holds no snapshot yet: the source's client supplies one at its next full sync")
                 self._ending.wait(WAITING_S)
@@ -147,14 +148,14 @@ class SourceReader(threading.Thread):
         """A position before the start of the newest whole snapshot, or else of the one under way; None: the door knows no such queue."""
         body = node.get(receivers_question(self._parts.client_name))
         for state in pb.ReceiveQueues.FromString(body or b"").queues:
-            if state.queue == self._queue:
+            if state.queue == self.queue:
                 begun = position_of(state.whole if state.whole.sequence else state.begun)
                 return Position(begun.epoch, begun.sequence - 1) if begun != START else START  # not known: reading begins at the head
         return None
 
     def _follow(self, node: NodeConnection, machine: Machine, offset: int) -> None:
         """Takes messages from `offset` on, until the machine rewinds or `end`."""
-        with closing(node.follow(self._queue, offset, IDLE_S, PREFETCH_MESSAGES)) as arriving:
+        with closing(node.follow(self.queue, offset, IDLE_S, PREFETCH_MESSAGES)) as arriving:
             for messages in arriving:
                 for step in machine.take(messages):
                     if not self._give(step):
@@ -167,7 +168,7 @@ class SourceReader(threading.Thread):
     def _give(self, step: Step) -> bool:
         """Gives a step until it is taken; False: `end` came before."""
         if isinstance(step, Hole):
-            error = Trimmed(self._queue, step.after, step.before)
+            error = Trimmed(self.queue, step.after, step.before)
             self._enter(State.WAITING, error.what)
             self._tell(error)
             return True
@@ -177,7 +178,7 @@ class SourceReader(threading.Thread):
             cause: BaseException | None = None
             taken = False
             try:
-                taken = self._importer.take(self._receiver, self._queue, step, self._progress)
+                taken = self._importer.take(self._receiver, self.queue, step, self._progress)
             except (Fenced, Stop):
                 raise
             except Exception as error:
@@ -185,7 +186,7 @@ class SourceReader(threading.Thread):
             if taken:
                 self._commit(step)
                 return True
-            self._tell(Redelivery(self._queue, step.progress.position, attempt, cause))
+            self._tell(Redelivery(self.queue, step.progress.position, attempt, cause))
             self._ending.wait(pause_s)
             pause_s = min(2 * pause_s, AGAIN_MAX_S)
         return False
@@ -211,7 +212,7 @@ class SourceReader(threading.Thread):
         with self._changed:
             self.state, self.reason, self.since = state, reason, time.time()
             self._changed.notify_all()
-        log.info("receiver %s of %s: %s%s", self._receiver, self._queue, state.value, f": {reason}" if reason else "")
+        log.info("receiver %s of %s: %s%s", self._receiver, self.queue, state.value, f": {reason}" if reason else "")
         self._call(lambda: self._listener.on_state(self.source, old, state, reason))
 
     def _tell(self, error: ReceiverError) -> None:

@@ -45,7 +45,7 @@ class Disconnected:
 
 @dataclass(frozen=True, slots=True)
 class SinkReport:
-    """The state of the sink: the answer to AskSink (`SinkStatus`).
+    """The state of the sink: the answer to AskSink.
 
     Args:
         last: Last transaction that is safe there; (0, 0): none.
@@ -108,7 +108,9 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """A reader has given an entry after its ReadEnd beyond it: a full sync has to bring the missing transactions."""
+    """A full sync is wanted: by a reader that has given an entry after its ReadEnd beyond it, by the site, or by an operator."""
+
+    reason: Reason
 
 
 @dataclass(frozen=True, slots=True)

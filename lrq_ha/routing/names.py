@@ -128,7 +128,9 @@ def _checked(text: str, valid: bool, what: str, rule: str) -> str:
 
 ROUTING_VHOST = "lrq"
 LOG_PREFIX = "LRQ_HA_"
+DEMAND = "LRQ_Demand"
 SINK_QUESTION = "LRQ_Sink_"
+DEMANDS_QUESTION = "LRQ_Demands"
 RECEIVERS_QUESTION = "LRQ_Ask_queues/"
 
 

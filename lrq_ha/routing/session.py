@@ -71,6 +71,7 @@ class Session:
         self._first_available = dict.fromkeys(Stream, 0)  # sequences below were trimmed
         self._empty = _NO_REQUEST  # an empty snapshot of this id is to start the chain
         self._cancelling = _NO_REQUEST
+        self._demand: m.Demand | None = None  # waits for a provider
         self._end_marker = START
         self._snapshots_trimmed = 0  # in a row without a whole snapshot
         self._refusals = self._overdue = 0  # in a row without an ack
@@ -234,6 +235,8 @@ class Session:
             self._provider = status.client.full_sync_provider
             if self._provider:
                 self._writer.provider_begins(self._now)
+                if self._demand is not None:
+                    self._demanded(self._demand)
             if self._waits_for_start and self._restarting is not None:
                 self._restart(self._restarting)
         elif status.HasField("full_sync"):
@@ -253,11 +256,15 @@ class Session:
         elif mark.position <= self._taken:
             self._ask(Reason.LATE_REQUEST)
 
-    def _demanded(self, _: m.Demand) -> None:
-        """A snapshot that is under way may lack it, too."""
-        through = self._merge.through(Stream.LOG_ENTRIES) if self._merge.is_open(Stream.LOG_ENTRIES) else self._taken
+    def _demanded(self, event: m.Demand) -> None:
+        """A snapshot that is under way may lack the wanted data, too."""
+        reading = self._merge.is_open(Stream.LOG_ENTRIES)
+        if self.state in SENDING and not reading:  # the chain is about to restart with a snapshot
+            return
+        through = self._merge.through(Stream.LOG_ENTRIES) if reading else self._known
         if not self._writer.asked and not self._requests.is_ahead(through):
-            self._ask(Reason.DEMANDED)
+            self._demand = event if self._provider is False else None
+            self._ask(event.reason)
 
     def _ask(self, reason: Reason) -> None:
         """Writes a full sync request into the log. Without a provider: only for a sink without a snapshot, which gets an empty one

@@ -2,7 +2,7 @@
 
 Rules:
 
-  - The state comes only from the Reception entries of the sink group's log: `noted` for each one, in log order,
+  - The state comes only from the Reception and Demand entries of the sink group's log: `noted` for each one, in log order,
     whether this node appended it or read it. `accept` changes nothing.
   - A batch continues the queue's chain (`previous` is the last transaction here), or restarts it (`previous` = (0, 0) and a
     snapshot's marker at its head); the first batch may do either. An overlap is cut off; any other batch is a gap and is refused.
@@ -15,7 +15,7 @@ Positions are the source group's; `op_seq` are sequences of the sink group's own
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -24,6 +24,7 @@ from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.replication.positions import Position
 from lrq_ha.routing.chain import START, may_restart, position_of
 from lrq_ha.routing.names import RecvQueue, parse_recv_queue
+from lrq_ha.routing.receive_state import ReceiveState, message_of, state_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,38 +60,20 @@ class Gap:
 Verdict = Accept | AcceptTrimmed | Repeat | Gap
 
 
-class Row(NamedTuple):
-    """One queue's state in a checkpoint: plain values."""
-
-    queue: str
-    epoch: int
-    sequence: int
-    snapshot_request: str
-    snapshot_complete: bool
-    bare: bool
-    begun: Position = START
-    whole: Position = START
-
-
 class _Held(NamedTuple):
     """A queue's state after the log entry `op_seq`."""
 
     op_seq: int
-    last: Position
-    snapshot_request: str
-    snapshot_complete: bool
-    bare: bool  # no snapshot has been whole since the chain began
-    begun: Position = START  # where the snapshot begins that began last
-    whole: Position = START  # where the snapshot begins that was complete last
+    state: ReceiveState
 
 
-_NOTHING = _Held(0, START, "", False, False)
+_NOTHING = _Held(0, ReceiveState())
 
 
 @dataclass(slots=True)
 class _Queue:
     safe: _Held = _NOTHING
-    unsafe: deque[_Held] = field(default_factory=deque)  # one per entry, ascending in op_seq and in last
+    unsafe: deque[_Held] = field(default_factory=deque)  # one per entry, ascending in op_seq
 
     @property
     def tail(self) -> _Held:
@@ -113,7 +96,7 @@ class Sink:
         """
         positions = _checked(queue, batch)
         held = self._queues.get(queue, _Queue())
-        last, previous = held.tail.last, position_of(batch.previous)
+        last, previous = held.tail.state.last, position_of(batch.previous)
         if positions[-1] <= last:
             return Repeat(positions[-1], self._holder(held, positions[-1]))
         if previous == last != START:
@@ -135,19 +118,19 @@ class Sink:
         """
         if op_seq <= self._noted:
             return
-        positions = _checked(queue, batch)
+        _checked(queue, batch)
+        self._note(op_seq, queue, lambda state: state.after(batch))
+
+    def demanded(self, op_seq: int, queue: str, reason: str) -> None:
+        """The log's entry `op_seq` demands a full sync of `queue`. An entry that was noted before is skipped, as one of an unknown queue."""
+        if self.newest(queue).last != START:
+            self._note(op_seq, queue, lambda state: state.demanded(op_seq, reason))
+
+    def _note(self, op_seq: int, queue: str, change: Callable[[ReceiveState], ReceiveState]) -> None:
+        if op_seq <= self._noted:
+            return
         held = self._queues.setdefault(queue, _Queue())
-        _, _, request, complete, bare, begun, whole = held.tail
-        bare = bare or position_of(batch.previous) == START
-        for transaction in batch.transactions:
-            if transaction.type in (pb.SNAPSHOT_SYNC, pb.LAST_FULL_SYNC_ENTRY):
-                complete = transaction.type == pb.LAST_FULL_SYNC_ENTRY
-                if may_restart(transaction) and not (complete and request == transaction.request_id):
-                    begun = position_of(transaction.position)
-                request = transaction.request_id
-                bare = bare and not complete
-                whole = begun if complete else whole
-        after = _Held(op_seq, positions[-1], request, complete, bare, begun, whole)
+        after = _Held(op_seq, change(held.tail.state))
         if op_seq <= self._safe:
             held.safe = after
         else:
@@ -174,67 +157,45 @@ class Sink:
                 held.unsafe.pop()
         self._noted = min(self._noted, first - 1)
 
-    def status(self, queue: str) -> pb.SinkStatus:
+    def status(self, queue: str) -> ReceiveState:
         """The safe state of `queue`: the answer to a source that asks."""
-        held = self._queues.get(queue, _Queue()).safe
-        return pb.SinkStatus(
-            queue=queue,
-            last=pb.Position(epoch=held.last.epoch, sequence=held.last.sequence),
-            snapshot_request=held.snapshot_request,
-            snapshot_complete=held.snapshot_complete,
-            bare=held.bare,
-        )
+        return self._queues.get(queue, _Queue()).safe.state
+
+    def newest_demand(self, source: str) -> int:
+        """The entry of the newest safe demand to a source that is open; 0: none is."""
+        return max((held.safe.state.demand for queue, held in self._queues.items() if queue.endswith(f"_{source}")), default=0)
 
     def queues(self) -> list[str]:
         """Every receive queue that has had a batch, by name."""
         return sorted(queue for queue, held in self._queues.items() if held.tail != _NOTHING)
 
+    def newest(self, queue: str) -> ReceiveState:
+        """The state of `queue` after all noted entries, safe or not."""
+        return self._queues.get(queue, _Queue()).tail.state
+
+    def states(self) -> dict[str, ReceiveState]:
+        """The safe states of all queues that have had a batch."""
+        return {queue: held.safe.state for queue, held in sorted(self._queues.items()) if held.safe != _NOTHING}
+
     def receive_states(self, client_name: str) -> list[pb.ReceiveState]:
         """The safe states of a client's queues, for a receiver that asks."""
-        states = []
-        for queue, held in sorted(self._queues.items()):
-            parts = parse_recv_queue(queue)
-            if parts is not None and parts.client_name == client_name and held.safe != _NOTHING:
-                states.append(state_of(_row(queue, held.safe)))
-        return states
+        found = ((queue, parse_recv_queue(queue), state) for queue, state in self.states().items())
+        return [message_of(queue, state) for queue, parts, state in found if parts is not None and parts.client_name == client_name]
 
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[pb.ReceiveState]:
         """The state after all noted entries, for a checkpoint entry that is appended next."""
-        return [_row(queue, self._queues[queue].tail) for queue in self.queues()]
+        return [message_of(queue, self._queues[queue].tail.state) for queue in self.queues()]
 
-    def load(self, rows: Iterable[Row], op_seq: int) -> None:
+    def load(self, rows: Iterable[pb.ReceiveState], op_seq: int) -> None:
         """Replaces everything by `rows`, which hold after entry `op_seq`; that entry must be safe."""
-        held = {row.queue: _Queue(_Held(op_seq, Position(row.epoch, row.sequence), *row[3:])) for row in rows}
-        self._queues, self._noted, self._safe = held, op_seq, op_seq
+        self._queues = {row.queue: _Queue(_Held(op_seq, state_of(row))) for row in rows}
+        self._noted = self._safe = op_seq
 
     def _holder(self, held: _Queue, position: Position) -> int:
         """The entry that must be safe before `position` is; 0 if `position` is safe."""
-        return 0 if position <= held.safe.last else next(entry.op_seq for entry in held.unsafe if entry.last >= position)
-
-
-def _row(queue: str, held: _Held) -> Row:
-    return Row(queue, held.last.epoch, held.last.sequence, held.snapshot_request, held.snapshot_complete, held.bare, held.begun, held.whole)
-
-
-def state_of(row: Row) -> pb.ReceiveState:
-    """The message for a row."""
-    at = (pb.Position(epoch=epoch, sequence=sequence) for epoch, sequence in ((row.epoch, row.sequence), row.begun, row.whole))
-    last, begun, whole = at
-    return pb.ReceiveState(
-        queue=row.queue,
-        last=last,
-        snapshot_request=row.snapshot_request,
-        snapshot_complete=row.snapshot_complete,
-        bare=row.bare,
-        begun=begun,
-        whole=whole,
-    )
-
-
-def row_of(state: pb.ReceiveState) -> Row:
-    """The row that `state_of` made a message of."""
-    last, begun, whole = map(position_of, (state.last, state.begun, state.whole))
-    return Row(state.queue, *last, state.snapshot_request, state.snapshot_complete, state.bare, begun, whole)
+        if position <= held.safe.state.last:
+            return 0
+        return next(entry.op_seq for entry in held.unsafe if entry.state.last >= position)
 
 
 def _checked(queue: str, batch: pb.ReceivedBatch) -> list[Position]:

@@ -68,7 +68,9 @@ class Reason(Enum):
     SNAPSHOT_CANCELLED = "the snapshot was cancelled, to be asked for again"
     SNAPSHOT_SENT = "the snapshot's end marker is on its way"
     SNAPSHOT_DONE = "the sink has the whole snapshot"
-    DEMANDED = "an entry was read too late to be sent in order: a full sync has to bring it"
+    READ_TOO_LATE = "an entry was read too late to be sent in order: a full sync has to bring it"
+    SITE_DEMANDS = "the site demands a full sync"
+    OPERATOR_DEMANDS = "an operator demands a full sync"
     LATE_REQUEST = "a full sync request came out of order: asked for again"
 
 

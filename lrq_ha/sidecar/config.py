@@ -43,6 +43,7 @@ from .tables import (
     Name,
     NodeTable,
     PeerTable,
+    ReceiveTable,
     ReplicationTable,
     SiteTable,
     Table,
@@ -70,6 +71,7 @@ class Config(Table):
     peers: list[PeerTable] = Field(default=[], description="the other nodes of the group")
     sites: list[SiteTable] = Field(default=[], description="the groups that this one sends log entries to")
     replication: ReplicationTable = Field(default_factory=lambda: ReplicationTable.model_validate({}))
+    receive: ReceiveTable = Field(default_factory=lambda: ReceiveTable.model_validate({}), description="the queues for the application's receivers")
     tls: TlsTable = Field(default_factory=lambda: TlsTable.model_validate({}), description="for connections made to amqps:// addresses")
     interceptors: dict[Name, plugins.Settings] = Field(default={}, description="what else is told of clients' messages, by name")
 
@@ -306,6 +308,7 @@ _TABLES: tuple[tuple[str, type[BaseModel]], ...] = (
     ("[[peers]]", PeerTable),
     ("[[sites]]", SiteTable),
     ("[replication]", ReplicationTable),
+    ("[receive]", ReceiveTable),
     ("[tls]", TlsTable),
     ("# [interceptors.audit]", plugins.Settings),
 )

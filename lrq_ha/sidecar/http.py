@@ -12,6 +12,8 @@
     POST /demote   {"timeout_s": 30, "force": false, "dry_run": false}; only this node is paused then: tell the others with /pause
     POST /renew    {"timeout_s": 30, "force": false, "dead_letters_arrived": false, "dry_run": false}: everything live is published again, so that a
                    node may join
+    POST /resync   {"client": "orders", "sites": ["west"], "to_all": false, "source": null, "reason": "", "dry_run": false}: a full sync of a client,
+                   for sites or for all (at the source), or from a source (at the sink)
     POST /pause    {"paused": true}: no node takes an epoch by itself; false: nodes do again
     GET  /tail     the entries that a diverged node refuses to drop, as JSON lines
     POST /reinit   {"force": false, "dry_run": false}: deletes the node's data; the node follows with an empty log
@@ -42,6 +44,7 @@ from lrq_ha.replication.roles import Role
 log = logging.getLogger("lrq_ha.http")
 
 BODY_BYTES_MAX = 64 << 10
+REASON_CHARS_MAX = 250
 #: The last line of a tail: without it, entries are missing.
 END_OF_TAIL = b'{"kind": "end"}\n'
 #: How long `close` waits for requests under way.
@@ -68,6 +71,10 @@ class Source(Protocol):
     async def demote(self, timeout_s: float, force: bool, dry_run: bool) -> tuple[bool, str]: ...
 
     async def renew(self, timeout_s: float, force: bool, dead_letters_arrived: bool, dry_run: bool) -> tuple[bool, str]: ...
+
+    async def resync(
+        self, client: str, sites: list[str], to_all: bool, source: str | None, reason: str, dry_run: bool
+    ) -> tuple[bool, str]: ...
 
     async def pause(self, paused: bool) -> tuple[bool, str]: ...
 
@@ -112,6 +119,14 @@ _DEMOTE = {
 }
 _SWITCHOVER = {"node": _Key("the name of a node, or null", lambda value: value is None or _is_name(value)), **_DEMOTE}
 _RENEW = {"dead_letters_arrived": _Key("true or false", _is_bool, False), **_DEMOTE}
+_RESYNC = {
+    "client": _Key("the name of a client", _is_name, required=True),
+    "sites": _Key("a list of names of sites", _is_names, []),
+    "to_all": _Key("true or false", _is_bool, False),
+    "source": _Key("the name of a source, or null", lambda value: value is None or _is_name(value)),
+    "reason": _Key(f"a text of at most {REASON_CHARS_MAX} characters", lambda value: isinstance(value, str) and len(value) <= REASON_CHARS_MAX, ""),
+    "dry_run": _DRY_RUN,
+}
 _PAUSE = {"paused": _Key("true or false", _is_bool, required=True)}
 _REINIT = {"force": _FORCE, "dry_run": _DRY_RUN}
 
@@ -138,6 +153,7 @@ class HttpServer:
         app.router.add_post("/switchover", self._switchover)
         app.router.add_post("/demote", self._demote)
         app.router.add_post("/renew", self._renew)
+        app.router.add_post("/resync", self._resync)
         app.router.add_post("/pause", self._pause)
         app.router.add_get("/tail", self._tail)
         app.router.add_post("/reinit", self._reinit)
@@ -205,6 +221,9 @@ class HttpServer:
 
     async def _renew(self, request: web.Request) -> web.Response:
         return await _command(self._source.renew(**await _body(request, _RENEW)))
+
+    async def _resync(self, request: web.Request) -> web.Response:
+        return await _command(self._source.resync(**await _body(request, _RESYNC)))
 
     async def _pause(self, request: web.Request) -> web.Response:
         return await _command(self._source.pause((await _body(request, _PAUSE))["paused"]))

@@ -67,9 +67,11 @@ from .node.task_scope import TaskScope
 from .operations.commands import OperatorCommands
 from .operations.reinit import wipe
 from .operations.renewal import Renewals
+from .operations.resync import FullSyncOrders
 from .peers.log_shipping import LogShipping
 from .peers.peer_server import PeerServer
 from .sites.sessions import Sites
+from .sites.snapshot_keeper import SnapshotKeeper
 from .sites.view_writer import ViewWriter
 from .status import Status
 
@@ -111,7 +113,7 @@ class Incarnation:
 
     Attributes:
         defers_to: For the next incarnation.
-        orders, renewals, status: The operators' interface.
+        orders, renewals, full_syncs, status: The operators' interface.
     """
 
     def __init__(self, config: Config, door: Door, before: Kept | None = None) -> None:
@@ -132,9 +134,11 @@ class Incarnation:
         self._sending = LogShipping(config, core, life, self._log)
         self._receiving = PeerServer(config, core, self._turning_away, lambda: self._applier)
         self._sites = Sites(config, self._replica, self._log.streams)
+        self._keeper = SnapshotKeeper(self._replica, self._log.streams, keep_snapshot=config.receive.keep_snapshot)
         self._statuses_seen = 0
         self._start_views(config, before)
         self.orders = OperatorCommands(config.node.name, self._broker, core, life, self._log, self._turning_away, self._sending)
+        self.full_syncs = FullSyncOrders(config.node.name, self._replica, self._sites)
         self.renewals = Renewals(config, core, life, self._log.watch, self._turning_away)
         self.status = Status(
             core,
@@ -143,6 +147,7 @@ class Incarnation:
             receiving=self._receiving,
             turning_away=self._turning_away,
             sites=self._sites,
+            keeper=self._keeper,
             applier=self._applier,
         )
         self._effects: dict[type, Callable[[Any], None]] = {
@@ -343,6 +348,7 @@ class Incarnation:
         self._replica.refuse_passed_over()
         self.renewals.go_on()
         self._life.spawn(self._sites.run())
+        self._life.spawn(self._keeper.run())
         self._life.spawn(LengthReconciler(self._replica, self._door, self._broker).run())
         self._statuses_seen = 0
         self._tell_sites()

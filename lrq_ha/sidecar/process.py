@@ -148,6 +148,12 @@ class Process:
         """Publishes everything live again, so that a node may join."""
         return await self._running().renewals.renew(timeout_s, force=force, dead_letters_arrived=dead_letters_arrived, dry_run=dry_run)
 
+    async def resync(
+        self, client: str, sites: list[str], to_all: bool, source: str | None, reason: str, dry_run: bool
+    ) -> tuple[bool, str]:
+        """Demands full syncs of a client."""
+        return self._running().full_syncs.resync(client, sites, to_all, source, reason, dry_run)
+
     async def pause(self, paused: bool) -> tuple[bool, str]:
         """Stops or resumes automatic epochs."""
         return await self._running().orders.ask(PauseRequest(paused))

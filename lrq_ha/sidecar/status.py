@@ -21,6 +21,7 @@ from .node.log_writer import LogWriter, taken_out
 from .peers.log_shipping import LogShipping
 from .peers.peer_server import PeerServer
 from .sites.sessions import Sites
+from .sites.snapshot_keeper import SnapshotKeeper
 
 GREW_MAX = 4_096
 SILENT_SHOWN_S = 3.0
@@ -31,7 +32,7 @@ class Status:
     """The status of an incarnation.
 
     Args:
-        core, own_log, sending, receiving, turning_away, sites, applier: Parts of the incarnation.
+        core, own_log, sending, receiving, turning_away, sites, keeper, applier: Parts of the incarnation.
 
     Attributes:
         since: Unix time since when the node has its role.
@@ -46,6 +47,7 @@ class Status:
         receiving: PeerServer,
         turning_away: ClientDrain,
         sites: Sites,
+        keeper: SnapshotKeeper,
         applier: Applier,
     ) -> None:
         self.since = time.time()
@@ -56,6 +58,7 @@ class Status:
         self._receiving = receiving
         self._turning_away = turning_away
         self._sites = sites
+        self._keeper = keeper
         self._applier = applier
         self._grew: deque[tuple[float, int]] = deque(maxlen=GREW_MAX)  # (monotonic seconds, end of the log), once per tick in which it grew
 
@@ -89,6 +92,7 @@ class Status:
             "primary": node.name(primary) if primary else None,
             "peers": {node.name(number): self._peer(number) for number in node.peers},
             "sessions": self._sites.status(),
+            "receiving": self._keeper.tell(),
             "clients": replica.index.statuses.clients,
             "clients_max": CLIENTS_MAX,
             "since": self.since,
@@ -151,7 +155,8 @@ class Status:
             behind = "; ".join(filter(None, map(self._log.watch.trouble, node.peers)))
             doing, how_far = self._turning_away.busy, self._turning_away.progress()
             others = (*self._lacking_peers(), *map(self._differs, node.peers))
-            known = (*broker, doing, how_far, taken_out(node), behind, self._log.trouble(), self._at_stake(), *self._cut_off(), *others)
+            own = (self._log.trouble(), self._keeper.trouble(), self._at_stake())
+            known = (*broker, doing, how_far, taken_out(node), behind, *own, *self._cut_off(), *others)
             return "".join(f"; {trouble}" for trouble in known if trouble)
         if node.role not in _FOLLOWS or node.primary():
             return "".join(f"; {trouble}" for trouble in (*broker, self._receiving.pausing) if trouble)

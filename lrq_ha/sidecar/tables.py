@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 from urllib.parse import SplitResult, urlsplit
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from broker_plugin.amqp import content_assembly, content_header, frames
 from broker_plugin.amqp.tls import Verify, Version
@@ -81,6 +81,7 @@ Pattern = Annotated[str, AfterValidator(_pattern)]
 Name = Annotated[str, AfterValidator(_name)]
 #: A log has room for this many of the largest messages or transactions, at least: a checkpoint stands in each quarter of it.
 LARGEST_PER_LOG = 8
+RECEIVE_BYTES_MIN = 1 << 20
 #: Keys whose values are never shown.
 SECRET = frozenset({"url", "door", "doors", "password", "options"})
 
@@ -230,6 +231,25 @@ class SiteTable(Table):
     snapshot_timeout_s: float = Field(
         60.0, gt=0, description="a full sync of which so long nothing came is cancelled and asked for again: more than a provider needs for a row"
     )
+
+
+class ReceiveTable(Table):
+    bytes_max: int = Field(
+        0,
+        ge=0,
+        description="size of a receive queue, which the broker drops the oldest segments of beyond it; 0: as replication.log_bytes_max. A queue that "
+        "exists keeps the size that it was made with; see operations/capacity.md",
+    )
+    keep_snapshot: bool = Field(
+        True, description="this group demands a full sync from a source before a receive queue drops the last whole snapshot, or where it lacks one"
+    )
+
+    @field_validator("bytes_max")
+    @classmethod
+    def _large_enough(cls, value: int) -> int:
+        if 0 < value < RECEIVE_BYTES_MIN:
+            raise ValueError(f"a receive queue has {RECEIVE_BYTES_MIN} bytes at least, or 0: as replication.log_bytes_max")
+        return value
 
 
 class ReplicationTable(Table):

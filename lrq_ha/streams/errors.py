@@ -31,10 +31,18 @@ class QueueRefused(LrqError):
     """A node takes us, but does not let us read the queue: it is no stream, or the user lacks the permission."""
 
     def __init__(self, queue: str, address: str, said: str) -> None:
+        self.said = said
         super().__init__(
             f"Queue {queue} cannot be read at {address}: {said}",
             todo="Receive queues are streams, made by the sidecar; a reader needs the right to read them in vhost lrq",
         )
+
+
+class MessageRefused(LrqError):
+    """A node takes us, but not the message."""
+
+    def __init__(self, queue: str, address: str, said: str) -> None:
+        super().__init__(f"{queue} takes no such message at {address}: {said}", todo="Publishing there needs the right to write to amq.default")
 
 
 class StreamSilent(LrqError):

@@ -25,7 +25,7 @@ from pika.exceptions import AMQPConnectionError, AMQPError, ChannelClosedByBroke
 from lrq_ha import urls
 from lrq_ha.errors import LrqError, MalformedInput
 from lrq_ha.routing.names import ROUTING_VHOST
-from lrq_ha.streams.errors import ConnectionLost, MissingQueue, NoNode, QueueRefused, StreamSilent
+from lrq_ha.streams.errors import ConnectionLost, MessageRefused, MissingQueue, NoNode, QueueRefused, StreamSilent
 from lrq_ha.streams.message import Message, parse_message
 
 PREFETCH_MESSAGES = 500
@@ -56,13 +56,16 @@ class NodeConnection:
         self.address = address
 
     @classmethod
-    def open(cls, nodes: Sequence[pika.ConnectionParameters], name: str, timeout_s: float = CONNECT_TIMEOUT_S) -> NodeConnection:
+    def open(
+        cls, nodes: Sequence[pika.ConnectionParameters], name: str, timeout_s: float = CONNECT_TIMEOUT_S, producer: str = ""
+    ) -> NodeConnection:
         """Connects to the first of `nodes` that takes readers; a backup's door refuses them.
 
         Args:
             nodes: Addresses and users, in turn. `address_of` makes them.
             name: Of the connection, for operators.
             timeout_s: How long all nodes are tried, again and again.
+            producer: The name with which `publish` publishes.
 
         Raises:
             NoNode: No node did within `timeout_s`, or every one refused the user.
@@ -72,7 +75,7 @@ class NodeConnection:
             answers: dict[str, str] = {}
             hopeless = True
             for parameters in nodes:
-                parameters.client_properties = {"connection_name": name}
+                parameters.client_properties = {"connection_name": name} | ({"lrq_producer": producer} if producer else {})
                 address = f"{parameters.host}:{parameters.port}"
                 try:
                     return cls(pika.BlockingConnection(parameters), address)
@@ -156,6 +159,21 @@ class NodeConnection:
         body: bytes | None = self.guarded(lambda: channel.basic_get(queue, auto_ack=True), queue)[2]
         self.guarded(channel.close)
         return body
+
+    def publish(self, queue: str, body: bytes) -> None:
+        """Publishes a message, and returns when the door has confirmed it.
+
+        Raises:
+            MessageRefused: The door refuses it.
+            ConnectionLost: The connection is gone.
+        """
+        channel = self.channel()
+        self.guarded(channel.confirm_delivery, queue)
+        try:
+            self.guarded(lambda: channel.basic_publish("", queue, body), queue)
+        except QueueRefused as error:
+            raise MessageRefused(queue, self.address, error.said) from error
+        self.guarded(channel.close)
 
     def _look(self, queue: str, where: str) -> Message | None:
         to_end = where == "last"

@@ -342,7 +342,7 @@ class World(RuleBasedStateMachine):
 
     @rule()
     def demand(self) -> None:
-        self.tell(m.Demand())
+        self.tell(m.Demand(Reason.READ_TOO_LATE))
 
     # ---- the link ---------------------------------------------------------------------------------------------------
 
@@ -367,7 +367,7 @@ class World(RuleBasedStateMachine):
         if self.asked and self.connected:
             self.asked = False
             status = self.sink.status(ROUTE.queue)
-            last = position_of(status.last)
+            last = status.last
             self.bare_reports += last == START
             known = last == START or last in {position for position, _ in self.log}
             self.tell(m.SinkReport(last, status.snapshot_request, status.snapshot_complete, known, status.bare))
@@ -519,7 +519,7 @@ class World(RuleBasedStateMachine):
             assert self.session.batches.in_flight_bytes <= LIMITS.in_flight_bytes_max
             assert self.session.state in SENDING or not self.readings
             assert self.session.state is not State.ERROR
-            assert self.session.acked <= position_of(self.sink.status(ROUTE.queue).last)  # else it is told that the sink has what it lacks
+            assert self.session.acked <= self.sink.status(ROUTE.queue).last  # else it is told that the sink has what it lacks
 
     def teardown(self) -> None:
         """Faults stop: everything comes to rest, and the reader has what the source has."""

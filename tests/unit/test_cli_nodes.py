@@ -77,6 +77,12 @@ class Node:
         self.told.append(("pause", paused))
         return self.answer
 
+    async def resync(
+        self, client: str, sites: list[str], to_all: bool, source: str | None, reason: str, dry_run: bool
+    ) -> tuple[bool, str]:
+        self.told.append(("resync", client, sites, to_all, source, reason, dry_run))
+        return self.answer
+
     async def switchover(self, node: str | None, timeout_s: float, force: bool, dry_run: bool) -> tuple[bool, str]:
         self.told.append(("switchover", node, timeout_s, force, dry_run))
         return self.answer

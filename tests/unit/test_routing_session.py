@@ -178,7 +178,7 @@ EVENTS: list[m.Event] = [
     m.StatusEntry(at(20), pb.Status(client=pb.ClientStatus(client_name="orders", full_sync_provider=True))),
     m.Acked(at(2)),
     m.Refused(),
-    m.Demand(),
+    m.Demand(Reason.SITE_DEMANDS),
     m.Tick(1.0),
 ]
 
@@ -915,11 +915,11 @@ def test_what_former_readers_say_is_ignored() -> None:
 
 def test_a_demand_is_a_request_unless_one_is_there() -> None:
     bench = in_log_sync()
-    bench.tell(m.Demand())
+    bench.tell(m.Demand(Reason.SITE_DEMANDS))
     ((request, _),) = bench.appended
-    assert bench.tell(m.Demand()) == []
+    assert bench.tell(m.Demand(Reason.SITE_DEMANDS)) == []
     bench.request(11, request)
-    assert bench.tell(m.Demand()) == []
+    assert bench.tell(m.Demand(Reason.SITE_DEMANDS)) == []
     assert bench.of(m.AppendStatus) == []
 
 
@@ -927,7 +927,7 @@ def test_a_demand_while_a_snapshot_is_under_way_is_a_request_for_another() -> No
     """It may lack what was read too late."""
     bench = in_snapshot()
     bench.end(LOG, 20)
-    bench.tell(m.Demand())
+    bench.tell(m.Demand(Reason.SITE_DEMANDS))
     assert [state for _, state in bench.appended] == [REQUESTED]
 
 
@@ -936,13 +936,13 @@ def test_a_demand_is_not_answered_by_a_request_before_what_was_read() -> None:
     bench.request(7, "s")
     bench.end(LOG, 20)
     assert bench.session.sent == at(5)
-    bench.tell(m.Demand())
+    bench.tell(m.Demand(Reason.SITE_DEMANDS))
     assert [state for _, state in bench.appended] == [REQUESTED]
 
 
 def test_a_demand_to_a_client_without_provider_is_answered_at_once() -> None:
     bench = Bench(provider=False).meet(10, "r", True)
-    assert bench.tell(m.Demand()) == [m.Report(State.IN_LOG_ENTRY_SYNC, Reason.NO_PROVIDER)]
+    assert bench.tell(m.Demand(Reason.SITE_DEMANDS)) == [m.Report(State.IN_LOG_ENTRY_SYNC, Reason.NO_PROVIDER)]
     bench.tick(1000)
     assert bench.effects == []
 
@@ -950,7 +950,7 @@ def test_a_demand_to_a_client_without_provider_is_answered_at_once() -> None:
 def test_a_request_that_another_one_hides_is_not_waited_for() -> None:
     """They became safe together, and the newer one is all that is told of: nothing was ever asked for again."""
     bench = in_log_sync()
-    bench.tell(m.Demand())
+    bench.tell(m.Demand(Reason.SITE_DEMANDS))
     ((request, _),) = bench.appended
     bench.statuses.noted(11, full_sync(request))
     bench.status(12, full_sync("own"))
@@ -1181,3 +1181,20 @@ def test_a_request_that_came_while_the_link_was_down_is_not_passed_over() -> Non
     bench.meet(10, "r", True)
     bench.end(LOG, 62)
     assert bench.sent == [(10, [(61, "M", "s")])]
+
+
+def test_a_demand_waits_for_a_provider() -> None:
+    bench = Bench(provider=False).meet(10, "r", True)
+    bench.tell(m.Demand(Reason.SITE_DEMANDS))
+    assert bench.appended == []
+    bench.status(11, pb.Status(key="client/orders", client=pb.ClientStatus(client_name="orders", full_sync_provider=True)))
+    assert [state for _, state in bench.appended] == [REQUESTED]
+    bench.status(12, pb.Status(key="client/orders", client=pb.ClientStatus(client_name="orders", full_sync_provider=True)))
+    assert [state for _, state in bench.appended] == [], "it was asked for once"
+
+
+def test_an_operator_may_demand_a_full_sync_while_the_site_is_away() -> None:
+    bench = in_log_sync()
+    bench.tell(m.Disconnected())
+    bench.tell(m.Demand(Reason.OPERATOR_DEMANDS))
+    assert [state for _, state in bench.appended] == [REQUESTED]

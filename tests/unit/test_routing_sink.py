@@ -8,7 +8,8 @@ from lrq_ha.errors import IllegalEvent, MalformedInput
 from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.replication.positions import Position
 from lrq_ha.routing.chain import START, position_of
-from lrq_ha.routing.sink import Accept, AcceptTrimmed, Gap, Repeat, Row, Sink, row_of, state_of
+from lrq_ha.routing.receive_state import MESSAGE_BYTES, message_of, state_of
+from lrq_ha.routing.sink import Accept, AcceptTrimmed, Gap, Repeat, Sink
 
 QUEUE = "LRQ_Recv_orders_east"
 DELTA, ROWS, END = pb.LOG_ENTRY_SYNC, pb.SNAPSHOT_SYNC, pb.LAST_FULL_SYNC_ENTRY
@@ -111,10 +112,10 @@ def test_malformed_batches_change_nothing(queue: str, bad: pb.ReceivedBatch) -> 
 
 def test_status_says_what_is_safe() -> None:
     sink = sink_at(batch(0, 3, kind=ROWS, request="r", payloads=0), batch(3, 5, kind=END, request="r"), batch(5, 6))
-    assert position_of(sink.status(QUEUE).last) == START
+    assert sink.status(QUEUE).last == START
     sink.safe(1)
     status = sink.status(QUEUE)
-    assert (position_of(status.last), status.snapshot_request, status.snapshot_complete, status.queue) == (at(3), "r", False, QUEUE)
+    assert (status.last, status.snapshot_request, status.snapshot_complete) == (at(3), "r", False)
     sink.safe(3)
     assert (sink.status(QUEUE).last.sequence, sink.status(QUEUE).snapshot_complete) == (6, True)
     assert sink.status("LRQ_Recv_new_east").last.sequence == 0
@@ -149,7 +150,7 @@ def test_a_receiver_is_told_where_snapshots_begin_once_they_are_safe() -> None:
         sink.safe(op_seq)
         [state] = sink.receive_states("orders")
         found.append((state.last.sequence, state.begun.sequence, state.whole.sequence))
-        assert [row_of(state_of(row)) for row in sink.rows()] == sink.rows()
+        assert [message_of(row.queue, state_of(row)) for row in sink.rows()] == sink.rows()
     assert found == [(3, 3, 0), (4, 3, 0), (5, 3, 3), (6, 6, 3), (7, 6, 3), (9, 9, 9)]
     assert sink.receive_states("other") == []
 
@@ -182,7 +183,10 @@ def test_a_cut_may_leave_a_queue_empty() -> None:
 
 def test_rows_carry_the_state_over() -> None:
     sink = sink_at(batch(0, 3, kind=ROWS, request="r", payloads=0), batch(3, 5))
-    assert sink.rows() == [Row(QUEUE, 257, 5, "r", False, True, at(3))]
+    [row] = sink.rows()
+    state = state_of(row)
+    assert (row.queue, state.last, state.snapshot_request, state.snapshot_complete, state.bare) == (QUEUE, at(5), "r", False, True)
+    assert (state.begun, state.begun_size, state.size > 2 * MESSAGE_BYTES) == (at(3), 0, True)
     other = Sink()
     other.load(sink.rows(), 2)
     other.noted(2, QUEUE, batch(3, 5))  # read again
@@ -191,3 +195,100 @@ def test_rows_carry_the_state_over() -> None:
     assert other.status(QUEUE).snapshot_request == "r"
     with pytest.raises(IllegalEvent):
         other.cut(2)
+
+
+# ---- demands, and when a queue needs a new snapshot ----------------------------------------------------------------------------------------
+
+
+def snapshot(previous: int, base: int, request: str, rows_bytes: int) -> list[pb.ReceivedBatch]:
+    """A snapshot at `base`, with rows of so many bytes."""
+    rows = batch(base, base + 1, kind=ROWS, request=request)
+    rows.transactions[0].payloads[0] = b"x" * rows_bytes
+    return [batch(previous, base, kind=ROWS, request=request, payloads=0), rows, batch(base + 1, base + 2, kind=END, request=request)]
+
+
+def test_a_demand_is_open_until_a_snapshot_begins_behind_it() -> None:
+    sink = sink_at(*snapshot(0, 3, "r", 10), batch(5, 6))
+    sink.demanded(5, QUEUE, "an operator")
+    sink.demanded(6, QUEUE, "another one")
+    sink.demanded(7, "LRQ_Recv_unknown_east", "no batch has come")
+    assert sink.newest_demand("east") == 0, "not safe yet"
+    sink.safe(7)
+    assert (sink.newest_demand("east"), sink.newest_demand("south")) == (5, 0)
+    assert sink.status(QUEUE).demand_reason == "an operator"
+    other = Sink()
+    other.load(sink.rows(), 7)
+    assert other.newest_demand("east") == 5
+    for op_seq, each in enumerate((batch(6, 7), *snapshot(7, 8, "s", 10)), 8):
+        other.noted(op_seq, QUEUE, each)
+        other.safe(op_seq)
+        assert (other.newest_demand("east") == 0) == (op_seq > 8)
+    assert "LRQ_Recv_unknown_east" not in other.queues()
+
+
+def test_a_demand_that_is_cut_off_is_none() -> None:
+    sink = sink_at(batch(0, 3, kind=ROWS, request="r", payloads=0))
+    sink.safe(1)
+    sink.demanded(2, QUEUE, "an operator")
+    sink.cut(2)
+    sink.safe(5)
+    assert sink.newest_demand("east") == 0
+
+
+def due_after(rows_bytes: int, kept_bytes: int) -> int:
+    """Bytes behind the start of a snapshot of so many bytes when the next one is due; 0: never."""
+    sink = sink_at(*snapshot(0, 3, "r", rows_bytes))
+    last, op_seq = 5, 3
+    while (state := state_of(sink.rows()[0])).size - state.whole_size < 4 * kept_bytes:
+        if state.is_full_sync_due(kept_bytes):
+            return state.size - state.whole_size
+        delta = batch(last, last + 1)
+        delta.transactions[0].payloads[0] = b"x" * 1_000
+        op_seq, last = op_seq + 1, last + 1
+        sink.noted(op_seq, QUEUE, delta)
+    return 0
+
+
+@pytest.mark.parametrize(
+    ("rows_bytes", "least", "most"),
+    [
+        (10_000, 900_000, 1_000_000),  # there is room for the next one
+        (300_000, 690_000, 710_000),
+        (450_000, 890_000, 910_000),  # two do not fit: as many deltas as rows come before the next one
+        (800_000, 990_000, 1_010_000),
+        (1_100_000, 0, 0),  # it would be due for ever
+    ],
+)
+def test_a_full_sync_is_due_before_the_stream_drops_the_last_snapshot(rows_bytes: int, least: int, most: int) -> None:
+    assert least <= due_after(rows_bytes, 1_000_000) <= most
+
+
+def test_no_full_sync_is_due_while_one_is_wanted_or_under_way_or_without_any() -> None:
+    large = batch(5, 6)
+    large.transactions[0].payloads[0] = b"x" * 2_000_000
+    sink = sink_at(*snapshot(0, 3, "r", 10), large)
+    assert state_of(sink.rows()[0]).is_full_sync_due(1_000_000)
+    sink.demanded(5, QUEUE, "retention")
+    assert not state_of(sink.rows()[0]).is_full_sync_due(1_000_000)
+    sink.noted(6, QUEUE, batch(6, 7, kind=ROWS, request="s", payloads=0))
+    assert not state_of(sink.rows()[0]).is_full_sync_due(1_000_000)
+    never = sink_at(batch(0, 3, kind=ROWS, request="r", payloads=0), batch(3, 4), large)
+    assert not state_of(never.rows()[0]).is_full_sync_due(1_000)
+
+
+def test_a_snapshot_larger_than_the_stream_is_told() -> None:
+    sink = sink_at(*snapshot(0, 3, "r", 50_000))
+    state = state_of(sink.rows()[0])
+    assert state.overflow(40_000) == state.snapshot_bytes > 50_000
+    assert state.overflow(60_000) == 0
+    under_way = sink_at(*snapshot(0, 3, "r", 50_000)[:2])
+    assert state_of(under_way.rows()[0]).overflow(40_000) > 50_000
+
+
+def test_a_copy_that_begins_behind_the_last_snapshot_lacks_it() -> None:
+    sink = sink_at(*snapshot(0, 3, "r", 10), batch(5, 6))
+    state = state_of(sink.rows()[0])
+    assert [state.lacks_snapshot(head) for head in (at(3), at(4), None)] == [False, True, True]
+    sink.noted(5, QUEUE, batch(6, 8, kind=ROWS, request="s", payloads=0))
+    state = state_of(sink.rows()[0])
+    assert [state.lacks_snapshot(head) for head in (at(6), at(8), at(9), None)] == [False, False, True, True], "the one under way will do"

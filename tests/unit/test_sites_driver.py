@@ -213,6 +213,9 @@ def test_a_door_that_is_left_is_not_the_next_one(tmp_path: Path, monkeypatch: py
         def __init__(self, on_close: Callable[[object], None]) -> None:
             self._on_close = on_close
 
+        async def channel(self) -> None:
+            raise ConnectionRefused("the door takes no channel")
+
         def abort(self) -> None:
             if self.error is None:
                 self.error = "aborted"

@@ -64,7 +64,16 @@ class LogWriter:
     def __init__(self, config: Config, core: Core, life: TaskScope, shut_out: int, on_blocked: Callable[[str], None]) -> None:
         r = config.replication
         broker = config.broker_address(ROUTING_VHOST)
-        self.streams = Streams(config.node.group, broker, r.log_bytes_max, self._written, life.end, shut_out=shut_out, on_blocked=on_blocked)
+        self.streams = Streams(
+            config.node.group,
+            broker,
+            r.log_bytes_max,
+            self._written,
+            life.end,
+            receive_bytes_max=config.receive.bytes_max,
+            shut_out=shut_out,
+            on_blocked=on_blocked,
+        )
         self.memory = RoutingQueue(r.memory_bytes_max)
         self.checkpoints = Checkpoints()
         self.watch = Watch(core.node, r.log_bytes_max, self.streams.reader.head, core.feed)

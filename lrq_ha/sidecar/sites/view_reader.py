@@ -33,6 +33,7 @@ from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.replication.applied import parse_stamp
 from lrq_ha.replication.positions import Position
 from lrq_ha.routing.messages import Demand, Event, Read, ReadEnd, Trimmed
+from lrq_ha.routing.tables import Reason
 
 log = logging.getLogger("lrq_ha.sites")
 
@@ -267,7 +268,7 @@ class ViewReader:
             return None
         if position.sequence <= self._ended:
             log.error("%s gave entry %s after its end was taken for %d: a full sync is asked for", self._view.queue, position, self._ended)
-            self._give(Demand())
+            self._give(Demand(Reason.READ_TOO_LATE))
         return position
 
     async def _rest(self) -> None:

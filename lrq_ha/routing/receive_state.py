@@ -1,0 +1,108 @@
+"""The state of one receive queue at a sink: a value, and its changes by the entries of the sink group's log. Pure.
+
+Rules:
+
+- A queue's snapshots are known by their start markers. `begun` is that of the last one, `whole` that of the last one whose end marker came.
+- Sizes count the batches' bytes since the queue's first one, with an allowance for each message: about what the stream takes.
+- A demand for a full sync is open until a start marker comes behind it.
+- A stream surely keeps `kept_bytes`. A full sync is due when another snapshot of the last one's size would no longer fit behind that one, but
+  only after twice that size: a snapshot must not be asked for all the time.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from lrq_ha.proto import lrq_pb2 as pb
+from lrq_ha.replication.positions import Position
+from lrq_ha.routing.chain import START, may_restart, position_of
+
+MESSAGE_BYTES = 256  # that a stream takes for a message beyond its body
+
+
+class ReceiveState(NamedTuple):
+    """The state of a receive queue.
+
+    Attributes:
+        last: The last transaction, a position of the source's log.
+        snapshot_request, snapshot_complete: The full sync that began last, and whether its end marker came.
+        bare: No snapshot has been whole since the chain began.
+        begun: Where the snapshot begins that began last.
+        whole: Where the snapshot begins that was complete last; (0, 0): none was.
+        size: Bytes that came.
+        begun_size, whole_size: `size` before these snapshots.
+        snapshot_bytes: Of the last whole snapshot, with the deltas that came meanwhile.
+        demand: The entry of the open demand; 0: none.
+        demand_reason: For operators.
+    """
+
+    last: Position = START
+    snapshot_request: str = ""
+    snapshot_complete: bool = False
+    bare: bool = False
+    begun: Position = START
+    whole: Position = START
+    size: int = 0
+    begun_size: int = 0
+    whole_size: int = 0
+    snapshot_bytes: int = 0
+    demand: int = 0
+    demand_reason: str = ""
+
+    def after(self, batch: pb.ReceivedBatch) -> ReceiveState:
+        """The state when a batch has come."""
+        _, request, complete, bare, begun, whole, size, begun_size, whole_size, snapshot_bytes, demand, reason = self
+        bare = bare or position_of(batch.previous) == START
+        before, size = size, size + batch.ByteSize() + MESSAGE_BYTES
+        for transaction in batch.transactions:
+            if transaction.type not in (pb.SNAPSHOT_SYNC, pb.LAST_FULL_SYNC_ENTRY):
+                continue
+            complete = transaction.type == pb.LAST_FULL_SYNC_ENTRY
+            if may_restart(transaction) and not (complete and request == transaction.request_id):
+                begun, begun_size, demand, reason = position_of(transaction.position), before, 0, ""
+            request = transaction.request_id
+            if complete:
+                bare, whole, whole_size, snapshot_bytes = False, begun, begun_size, size - begun_size
+        last = position_of(batch.transactions[-1].position)
+        return ReceiveState(last, request, complete, bare, begun, whole, size, begun_size, whole_size, snapshot_bytes, demand, reason)
+
+    def demanded(self, entry: int, reason: str) -> ReceiveState:
+        """The state when entry `entry` has demanded a full sync. An older demand stays the open one."""
+        return self if self.demand else self._replace(demand=entry, demand_reason=reason)
+
+    @property
+    def under_way(self) -> bool:
+        """Whether a snapshot has begun and not ended."""
+        return self.begun != START and not self.snapshot_complete
+
+    def is_full_sync_due(self, kept_bytes: int) -> bool:
+        """Whether a stream that surely keeps `kept_bytes` needs a new snapshot, and can hold one."""
+        if self.whole == START or self.under_way or self.demand or self.snapshot_bytes > kept_bytes:
+            return False
+        return self.size - self.whole_size >= min(kept_bytes, max(kept_bytes - self.snapshot_bytes, 2 * self.snapshot_bytes))
+
+    def lacks_snapshot(self, head: Position | None) -> bool:
+        """Whether a stream whose first transaction is `head` (None: it is empty, or missing) has no start of a snapshot to read from."""
+        needed = self.begun if self.under_way or self.whole == START else self.whole
+        return needed != START and (head is None or head > needed)
+
+    def overflow(self, kept_bytes: int) -> int:
+        """Bytes of a snapshot that is larger than a stream surely keeps; 0: none is."""
+        largest = max(self.snapshot_bytes, self.size - self.begun_size if self.under_way else 0)
+        return largest if largest > kept_bytes else 0
+
+
+def message_of(queue: str, state: ReceiveState) -> pb.ReceiveState:
+    """The message for a queue's state, of a checkpoint or an answer."""
+    values: dict[str, Any] = {name: _message(value) if isinstance(value, Position) else value for name, value in state._asdict().items()}
+    return pb.ReceiveState(queue=queue, **values)
+
+
+def state_of(message: pb.ReceiveState) -> ReceiveState:
+    """The state that `message_of` made a message of."""
+    values: list[Any] = [getattr(message, name) for name in ReceiveState._fields]
+    return ReceiveState._make(position_of(value) if isinstance(value, pb.Position) else value for value in values)
+
+
+def _message(position: Position) -> pb.Position:
+    return pb.Position(epoch=position.epoch, sequence=position.sequence)

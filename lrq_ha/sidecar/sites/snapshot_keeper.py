@@ -1,0 +1,114 @@
+"""Keeps a whole snapshot in each receive queue of a sink: demands a full sync before the broker drops the last one, as long as this node is primary.
+
+Rules:
+
+- A stream drops whole segments at its head. It surely keeps its size less two of them; `receive_state` says when that is too little.
+- A copy of this node may begin behind the last snapshot although the log has gone on: the node joined by a renewal, or an operator deleted the
+  stream. So the first message of each copy is looked up when the node becomes primary, and at times.
+- A demand goes into the log, so it outlives this primary. A source without a full sync provider leaves it open.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+from broker_plugin.log.replica import Replica
+from broker_plugin.log.streams import Streams, segment_bytes
+from lrq_ha.proto import lrq_pb2 as pb
+from lrq_ha.replication.positions import Position
+from lrq_ha.routing.chain import START, position_of
+from lrq_ha.routing.names import parse_recv_queue
+from lrq_ha.routing.receive_state import ReceiveState
+
+log = logging.getLogger("lrq_ha.sites")
+
+LOOK_S = 0.25
+HEADS_EVERY_LOOKS = 240
+SEGMENTS_TO_SPARE = 2
+
+
+class SnapshotKeeper:
+    """Demands full syncs for the receive queues.
+
+    Args:
+        replica: This node's log.
+        streams: Of its broker.
+        keep_snapshot: Whether it demands anything.
+    """
+
+    def __init__(self, replica: Replica, streams: Streams, *, keep_snapshot: bool) -> None:
+        self._replica = replica
+        self._streams = streams
+        self._keep_snapshot = keep_snapshot
+        self._overflows: dict[str, int] = {}  # bytes of snapshots that are too large, by queue
+
+    async def run(self) -> None:
+        """Looks until cancelled."""
+        looks = 0
+        while True:
+            for queue, state in self._replica.index.sink.states().items():
+                self._consider_size(queue, state)
+                if looks % HEADS_EVERY_LOOKS == 0:
+                    await self._consider_head(queue)
+            looks += 1
+            await asyncio.sleep(LOOK_S)
+
+    def trouble(self) -> str:
+        """Text: the snapshots that are too large for their queues; empty if none is."""
+        overflows = self._overflows.items()
+        found = "; ".join(f"a snapshot in {queue} takes {size} bytes, and the queue surely keeps {self._kept(queue)}" for queue, size in overflows)
+        return f"{found}: raise receive.bytes_max, and the queue's size by a policy (docs/operations/capacity.md)" if found else ""
+
+    def tell(self) -> dict[str, Any]:
+        """For the status: each receive queue."""
+        return {queue: _tell(queue, state) for queue, state in self._replica.index.sink.states().items()}
+
+    def _kept(self, queue: str) -> int:
+        size = self._streams.receive_bytes_max(queue)
+        return size - SEGMENTS_TO_SPARE * segment_bytes(size)
+
+    def _consider_size(self, queue: str, state: ReceiveState) -> None:
+        kept = self._kept(queue)
+        if size := state.overflow(kept):
+            if queue not in self._overflows:
+                log.error("a snapshot in %s takes %d bytes, and the queue surely keeps %d: raise receive.bytes_max", queue, size, kept)
+            self._overflows[queue] = size
+        else:
+            self._overflows.pop(queue, None)
+        if state.is_full_sync_due(kept):
+            self._demand(queue, "the queue is about to drop the last whole snapshot")
+
+    async def _consider_head(self, queue: str) -> None:
+        body = await self._streams.read_first(queue)
+        head: Position | None = None
+        if body is not None:
+            head = position_of(pb.ReceivedBatch.FromString(body).transactions[0].position)
+        state = self._replica.index.sink.status(queue)
+        if state.lacks_snapshot(head):
+            self._demand(queue, "this node's copy of the queue begins behind the last snapshot" if head else "this node has no copy of the queue")
+
+    def _demand(self, queue: str, reason: str) -> None:
+        if self._keep_snapshot and self._replica.active and not self._replica.index.sink.newest(queue).demand:
+            log.warning("%s: %s: a full sync is demanded from the source", queue, reason)
+            demand = pb.Demand(queue=queue, reason=reason)
+            self._replica.append(pb.Run(demand=demand), 1, demand.ByteSize())
+
+
+def _tell(queue: str, state: ReceiveState) -> dict[str, Any]:
+    parts = parse_recv_queue(queue)
+    return {
+        "source": parts.remote_id if parts else None,
+        "client": parts.client_name if parts else None,
+        "last": str(state.last),
+        "snapshot": {
+            "request": state.snapshot_request,
+            "complete": state.snapshot_complete,
+            "begun": str(state.begun) if state.begun != START else None,
+            "whole": str(state.whole) if state.whole != START else None,
+            "bytes": state.snapshot_bytes,
+            "bytes_behind": state.size - state.whole_size if state.whole != START else None,
+        },
+        "demand": state.demand_reason or None,
+    }

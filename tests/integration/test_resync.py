@@ -1,0 +1,160 @@
+"""A receive queue always holds a whole snapshot, or a full sync is asked for before it does not; and anyone may ask for one (G6)."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from load import User, add_users, all_applied, command, eventually, on_record, primary_of, set_up, take_over, told
+from patience import PATIENT_DOOR
+from test_receiver import Source, arrived, database, listener, normal, receiving, stock
+
+from lrq_ha.lab import Lab
+from lrq_ha.receiver import Receiver
+from lrq_ha.routing.names import recv_queue
+from lrq_ha.streams.errors import MessageRefused
+
+pytestmark = [pytest.mark.broker, pytest.mark.proves("G6")]
+
+RECEIVE_BYTES = 4 << 20
+DELTA_BYTES = 100_000
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory, broker_version: str) -> Iterator[Lab]:
+    """One node as the source, and a pair as the sink, with small receive queues."""
+    groups = {"east": 1, "west": 2}
+    found = Lab(groups, tmp_path_factory.mktemp("resync") / "lab", sites={"east": ["west"], "west": []}, broker=broker_version, door=PATIENT_DOOR)
+    set_up(found, f"backup_timeout_s = 60.0\n\n[receive]\nbytes_max = {RECEIVE_BYTES}")
+    with found:
+        yield found
+
+
+@pytest.fixture
+def source(lab: Lab) -> Iterator[Source]:
+    found = Source(lab, f"resync{time.time_ns() % 10**9}")
+    yield found
+    found.publisher.close(60)
+
+
+def receiving_status(lab: Lab, client_name: str) -> dict[str, Any]:
+    """What the sink's primary says of the client's queue."""
+    return dict(told(lab, primary_of(lab, "west"))["receiving"].get(recv_queue(client_name, "east"), {}))
+
+
+def snapshot_of(lab: Lab, client_name: str) -> dict[str, Any]:
+    return dict(receiving_status(lab, client_name).get("snapshot", {}))
+
+
+def in_step(lab: Lab, source: Source) -> bool:
+    """Whether the site has acked everything that was sent, and demands nothing."""
+    found = told(lab, "e1")["sessions"]["west"]["clients"].get(source.client_name, {})
+    acked = bool(found) and found["state"] == "in_log_entry_sync" and found["in_flight_bytes"] == 0
+    return acked and receiving_status(lab, source.client_name)["demand"] is None
+
+
+def whole_again(lab: Lab, client_name: str, before: dict[str, Any]) -> None:
+    """Another snapshot is whole, and no demand is open."""
+
+    def done() -> bool:
+        snapshot = snapshot_of(lab, client_name)
+        return snapshot["complete"] and snapshot["whole"] != before["whole"] and receiving_status(lab, client_name)["demand"] is None
+
+    eventually("another whole snapshot", done, 30, seen=lambda: receiving_status(lab, client_name))
+
+
+@pytest.mark.quick("3.10", "4.3")
+def test_a_full_sync_is_demanded_at_the_source_at_the_sink_and_by_a_receiver(lab: Lab, source: Source, tmp_path: Path) -> None:
+    path, client = database(tmp_path), source.client_name
+    with receiving(lab, source, listener(path)) as receiver:
+        source.change(1, 5)
+        arrived(receiver, source)
+        normal(receiver)
+        at_source, at_sink = ("--group", "east", "--to", "west"), ("--group", "west", "--from", "east")
+        for arguments in (at_source, at_sink):
+            before = snapshot_of(lab, client)
+            code, said = command("resync", client, *arguments, "--dry-run", lab=lab)
+            assert (code, "would" in said, snapshot_of(lab, client)) == (0, True, before), said
+            code, said = command("resync", client, *arguments, "--reason", "rows were lost", lab=lab)
+            assert code == 0, said
+            whole_again(lab, client, before)
+        before = snapshot_of(lab, client)
+        receiver.resync("east", "an application wants it")
+        whole_again(lab, client, before)
+        source.change(2, 6)
+        arrived(receiver, source)
+        assert stock(path) == source.stock
+
+
+@pytest.mark.quick
+def test_a_demand_that_cannot_be_met_says_why(lab: Lab, source: Source, tmp_path: Path) -> None:
+    client = source.client_name
+    for arguments, why in (
+        (("nobody", "--group", "east", "--to", "west"), client),
+        ((client, "--group", "east", "--to", "south"), "Name one of its sites: west"),
+        ((client, "--group", "west", "--to", "east"), "sends nothing to east"),
+        (("nobody", "--group", "west", "--from", "east"), "nothing of nobody has come from east"),
+        ((client, "--group", "west", "--from", "a_b"), "is no remote id"),
+    ):
+        code, said = command("resync", *arguments, lab=lab)
+        assert (code, why in said) == (1, True), said
+    reader = User("reader", "secret", [("lrq", "", "", ".*")])
+    add_users(lab, primary_of(lab, "west"), reader)
+    node = lab.nodes[primary_of(lab, "west")]
+    url = f"amqp://reader:secret@{node.door.rpartition('@')[2]}"
+    with Receiver([url], client, "without-right", listener(database(tmp_path))) as receiver:
+        receiver.start()
+        eventually("the queue", lambda: bool(receiver.status()), 30)
+        with pytest.raises(MessageRefused, match="right to write to"):
+            receiver.resync()
+
+
+@pytest.mark.quick
+def test_a_queue_fed_three_times_its_size_gives_a_new_receiver_the_whole_table(lab: Lab, source: Source, tmp_path: Path) -> None:
+    snapshots: set[str] = set()
+    pad = " " * DELTA_BYTES
+    for number in range(3 * RECEIVE_BYTES // DELTA_BYTES):
+        source.stock[number % 9] = number
+        body = json.dumps({"table": "stock", "op": "put", "rows": [{"item": number % 9, "count": number}]})
+        source.last = source.publisher.transmit_log_entry_message((body + pad).encode(), ["west"]).replication_id
+        if number % 10 == 0:
+            source.publisher.flush(60)
+            time.sleep(0.3)  # the sink looks a few times a second
+            eventually("what was sent to arrive, and the sink to lack nothing", lambda: in_step(lab, source), 30)
+            snapshots.add(str(snapshot_of(lab, source.client_name).get("whole")))
+    assert len(snapshots - {"None"}) >= 3, f"the sink demands full syncs by itself: {snapshots}"
+    path = database(tmp_path)
+    with receiving(lab, source, listener(path)) as receiver:
+        arrived(receiver, source)
+        normal(receiver)
+        assert stock(path) == source.stock
+
+
+def test_a_new_primary_without_a_whole_snapshot_demands_one(lab: Lab, source: Source, tmp_path: Path) -> None:
+    """An operator has deleted the backup's copy of the queue."""
+    source.change_many(0, 20)
+    source.publisher.flush(60)
+    eventually("a whole snapshot", lambda: snapshot_of(lab, source.client_name).get("complete") is True, 30)
+    primary = primary_of(lab, "west")
+    [backup] = {"w1", "w2"} - {primary}
+    queue = recv_queue(source.client_name, "east")
+    all_applied(lab, primary, backup)
+    on_record(lab, backup)
+    lab.ctl(backup, "delete_queue", "-p", "lrq", queue)
+    source.change_many(20, 5)
+    eventually("the backup to follow", lambda: told(lab, backup)["role"] == "ready", 60)
+    before = snapshot_of(lab, source.client_name)
+    lab.kill(primary)
+    take_over(lab, backup, primary)
+    eventually("another whole snapshot", lambda: snapshot_of(lab, source.client_name).get("whole") != before["whole"], 20)
+    path = database(tmp_path)
+    with receiving(lab, source, listener(path)) as receiver:
+        source.change(1, 5)
+        arrived(receiver, source)
+        normal(receiver)
+        assert stock(path) == source.stock
+    lab.start(primary)
