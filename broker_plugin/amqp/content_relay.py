@@ -36,11 +36,11 @@ Decide = Callable[[int, bytes, Item], bytes | None]
 
 
 class ContentRelay:
-    """Relays contents of one client connection. Channel numbers are the broker's, unless said otherwise.
+    """Relays contents of one client connection.
 
     Args:
         frame_max_bytes: The client's frame_max.
-        decide: Called with a content's (client's channel, method and header frames, their item). Returns the frames
+        decide: Called with a content's (channel, method and header frames, their item). Returns the frames
             for the client instead; None for the frames themselves, b"" to drop the content.
         is_withheld: Whether later frames on a channel are withheld, as `decide` may have ordered.
 
@@ -54,17 +54,16 @@ class ContentRelay:
         self._frame_max_bytes = frame_max_bytes
         self._decide, self._is_withheld = decide, is_withheld
         self._begun: dict[int, bytes] = {}  # methods whose headers have not come
-        self._rest: dict[int, tuple[int, int]] = {}  # missing octets of body, and the client's channel; 0 for a dropped body
-        self._behind: dict[int, list[bytes]] = {}  # by the client's channel, while a content is relayed there
+        self._rest: dict[int, tuple[int, bool]] = {}  # missing octets of body, and whether the client gets them
+        self._behind: dict[int, list[bytes]] = {}  # by channel, while a content is relayed there
         self.behind_bytes = 0
 
-    def take(self, kind: int, number: int, data: bytes, item: Item, client: int = 0) -> bytes | None:
+    def take(self, kind: int, number: int, data: bytes, item: Item) -> bytes | None:
         """Takes one frame: a method with a content (its id as kind), HEADER or BODY. Returns the frames for the
         client instead; None for that frame itself.
 
         Args:
             kind, number, data, item: As `scan` gave it out.
-            client: The channel's number at the client, if that is another.
 
         Raises:
             FrameError: The frame has no place where it stands, or is malformed.
@@ -72,49 +71,49 @@ class ContentRelay:
         if kind == BODY:
             return self._body(number, data, item)
         if kind == HEADER:
-            return self._header(number, client or number, data[item[2] : item[3]])
+            return self._header(number, data[item[2] : item[3]])
         if number in self._begun or number in self._rest:
             raise UnexpectedFrame("content header or body, got a method frame")
         self._begun[number] = data[item[2] : item[3]]
         return b""
 
-    def _header(self, number: int, client: int, payload: bytes) -> bytes:
+    def _header(self, number: int, payload: bytes) -> bytes:
         method = self._begun.pop(number, b"")
         if not method or len(payload) < HEADER_FIXED_BYTES or int.from_bytes(payload[:4], "big") != BASIC_CLASS:
             raise UnexpectedFrame("method frame, got a content header, or a malformed one")
-        first = encode.frame(METHOD, client, method)
-        blob = first + encode.frame(HEADER, client, payload)
-        item = method_id(method), client, 7, len(first) - 1, len(first) + 7, len(blob) - 1, len(blob)
-        replaced = self._decide(client, blob, item)
+        first = encode.frame(METHOD, number, method)
+        blob = first + encode.frame(HEADER, number, payload)
+        item = method_id(method), number, 7, len(first) - 1, len(first) + 7, len(blob) - 1, len(blob)
+        replaced = self._decide(number, blob, item)
         given = blob if replaced is None else replaced
         size = body_size(payload)
         if size and not self._is_withheld(number):
             passes = given[7:11] == method[:4]  # else another content took its place
-            self._rest[number] = size, client * passes
+            self._rest[number] = size, passes
             if passes:
-                self._behind.setdefault(client, [])
+                self._behind.setdefault(number, [])
         return given
 
     def _body(self, number: int, data: bytes, item: Item) -> bytes | None:
-        missing, client = self._rest.get(number, (0, 0))
+        missing, passes = self._rest.get(number, (0, False))
         size = item[3] - item[2]
         if size > missing:
             raise FrameError(f"a body of {size - missing} bytes more than its header has told, on channel {number}")
-        self._rest[number] = missing - size, client
-        fits = client == number and size + FRAME_OVERHEAD_BYTES <= self._frame_max_bytes
+        self._rest[number] = missing - size, passes
+        fits = passes and size + FRAME_OVERHEAD_BYTES <= self._frame_max_bytes
         if size < missing:
-            return None if fits else self._cut(client, data, item)
+            return None if fits else self._cut(number, data, item, passes=passes)
         del self._rest[number]
-        behind = self._ended(client)
-        return None if fits and not behind else self._cut(client, data, item) + behind
+        behind = self._ended(number)
+        return None if fits and not behind else self._cut(number, data, item, passes=passes) + behind
 
-    def _cut(self, client: int, data: bytes, item: Item) -> bytes:
-        if not client:
+    def _cut(self, number: int, data: bytes, item: Item, *, passes: bool) -> bytes:
+        if not passes:
             return b""
-        return b"".join(encode.body_frames(client, data[item[2] : item[3]], self._frame_max_bytes))
+        return b"".join(encode.body_frames(number, data[item[2] : item[3]], self._frame_max_bytes))
 
-    def _ended(self, client: int) -> bytes:
-        behind = b"".join(self._behind.pop(client, ()))
+    def _ended(self, number: int) -> bytes:
+        behind = b"".join(self._behind.pop(number, ()))
         self.behind_bytes -= len(behind)
         return behind
 
@@ -139,4 +138,5 @@ class ContentRelay:
     def drop(self, number: int) -> bytes:
         """Ends a channel on which the broker sends no more. Returns the frames that waited."""
         self._begun.pop(number, None)
-        return self._ended(self._rest.pop(number, (0, 0))[1])
+        self._rest.pop(number, None)
+        return self._ended(number)

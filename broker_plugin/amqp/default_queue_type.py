@@ -1,13 +1,13 @@
-"""Finds the queue type of a vhost's broker for a declaration without a type. The log names the type, as other
-brokers may have another default.
+"""Finds the default queue type of a vhost for the declaration of a new queue without a type. The log names the type, as
+other brokers may have another default.
 
 Rules:
-- AMQP does not tell the type. So the sidecar declares a queue without a type, and then with one type after the other:
-  the type that is not refused is the default. The queue is deleted at once, even if the client of the declaration is
-  gone.
+- Operators set the default at the broker, for each vhost, and AMQP does not tell it. So the sidecar declares a queue
+  without a type, and then with one type after the other: the type that is not refused is the default. The queue is
+  deleted at once, even if the client of the declaration is gone.
 - Operators may change the default: a result counts for a while.
-- Where the default cannot be found (a vhost may be at its limit of connections or queues), a queue gets the type that
-  the log has for it; else the type found last, or `classic`. The broker is asked again soon.
+- Where the default cannot be found (a vhost may be at its limit of connections or queues), a new queue gets the type
+  found last, or `classic`. The broker is asked again soon.
 """
 
 from __future__ import annotations
@@ -40,20 +40,12 @@ class DefaultTypes:
     def __init__(self, broker: Address) -> None:
         self._broker = broker
         self._known: dict[str, tuple[bytes, float]] = {}  # by vhost: the type, and until when it counts
-        self._untold: dict[str, float] = {}  # vhosts without a result, and until when that counts
         self._asking: dict[str, asyncio.Task[None]] = {}
 
-    def of(self, vhost: str, logged: bytes = b"") -> bytes | None:
-        """The type of a queue that is declared in a vhost without one; None: it has to be found out.
-
-        Args:
-            logged: The type that the log has for the queue; empty if it has none.
-        """
-        now = time.monotonic()
-        known, until = self._known.get(vhost, UNKNOWN)
-        if now < until:
-            return known
-        return logged or known if now < self._untold.get(vhost, 0.0) else None
+    def of(self, vhost: str) -> bytes | None:
+        """The type of a new queue that is declared in a vhost without one; None: it has to be found out."""
+        found, until = self._known.get(vhost, UNKNOWN)
+        return found if time.monotonic() < until else None
 
     async def find_out(self, vhost: str) -> None:
         """Returns when the broker was asked: `of` has an answer then."""
@@ -64,25 +56,22 @@ class DefaultTypes:
 
     async def _find_out(self, vhost: str) -> None:
         try:
-            found = await self._asked(vhost)
+            found, counts_s = await self._asked(vhost), KNOWN_S
         except LrqError as error:
-            text = "the default queue type of vhost '%s' cannot be found out; it is taken for %s where the log does not know the queue: %s"
-            log.warning(text, vhost, self._known.get(vhost, UNKNOWN)[0].decode(), error)
-            self._untold[vhost] = time.monotonic() + AGAIN_S
-        else:
-            self._known[vhost] = found, time.monotonic() + KNOWN_S
+            found, counts_s = self._known.get(vhost, UNKNOWN)[0], AGAIN_S
+            log.warning("the default queue type of vhost '%s' cannot be found out, new queues are %s: %s", vhost, found.decode(), error)
+        self._known[vhost] = found, time.monotonic() + counts_s
 
     async def _asked(self, vhost: str) -> bytes:
         connection = await open_vhost(self._broker, vhost)
         queue = f"LRQ_Type_{secrets.token_hex(8)}"
         try:
             channel = await connection.channel()
+            await channel.queue_declare(queue)
             try:
-                await channel.queue_declare(queue)
                 return await self._type(connection, queue)
             finally:
-                if not isinstance(channel.error, ChannelClosed):  # else the queue was not made
-                    await self._delete(channel, vhost, queue)
+                await self._delete(channel, vhost, queue)
         finally:
             await connection.close()
 

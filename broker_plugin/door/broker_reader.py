@@ -135,11 +135,11 @@ class BrokerReader:
         if session.closed_by_broker:
             self._end()
 
-    def _decide(self, client: int, blob: bytes, item: Item) -> bytes | None:
+    def _decide(self, number: int, blob: bytes, item: Item) -> bytes | None:
         """Decides on a content whose method and header have come."""
         session = self._session
         handler = session.deliver if item[0] == BASIC_DELIVER else session.on_broker.get(item[0])
-        replaced = handler(session, client, blob, item) if handler is not None else None
+        replaced = handler(session, number, blob, item) if handler is not None else None
         if item[5] - item[4] + frames.FRAME_OVERHEAD_BYTES > session.frame_max_bytes:
             return deliver.refit(blob if replaced is None else replaced, session.frame_max_bytes)
         return replaced

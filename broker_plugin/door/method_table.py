@@ -183,8 +183,8 @@ CLIENT = (
     ),
     ClientRow(
         frames.TX_SELECT,
-        "Passed on. If the channel has published, its transactions use a second channel at the broker.",
-        "door_protocol.tx_begun_late_beside_a_consumer",
+        "Passed on. A channel that has published before is closed with 540.",
+        "transactions.test_tx_after_a_publish_is_refused",
         transactions.select,
     ),
     ClientRow(

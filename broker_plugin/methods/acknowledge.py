@@ -14,7 +14,7 @@ from __future__ import annotations
 from pamqp import commands
 
 from ..amqp import encode, frames
-from ..amqp.frames import BASIC_ACK, BASIC_NACK, BASIC_PUBLISH, BASIC_RECOVER, BASIC_RECOVER_OK, METHOD, Item
+from ..amqp.frames import BASIC_ACK, BASIC_NACK, BASIC_RECOVER, METHOD, Item
 from ..amqp.reply_codes import PRECONDITION_FAILED
 from ..log.messages import Delivery
 from ..session.channel import ClientChannel
@@ -88,7 +88,7 @@ def ack_internally(session: ClientSession, channel: ClientChannel, frame: bytes,
     """Acks or rejects a delivery on the door's own behalf, hidden from the client, when entry `sequence` is safe."""
     if channel.takes_back:
         return  # the delivery comes again, and is checked again
-    if channel.acks_wait:
+    if channel.tx is not None:
         channel.internal_acks.append(frame)
         session.internal_acks.add(channel.number)
     else:
@@ -143,7 +143,7 @@ def commit_internally(session: ClientSession, channel: ClientChannel) -> None:
 def ack_for(session: ClientSession, channel: ClientChannel, tag: int, delivery: Delivery) -> None:
     """The ack for a consumer without acks."""
     frame = encode.ack(channel.number, tag)
-    if delivery.deaths or channel.acks_wait:
+    if delivery.deaths or channel.tx is not None:
         ack_internally(session, channel, frame, session.replica.dequeue(delivery.queue, [delivery.sequence], delivery.deaths))
     else:
         session.acked.setdefault(delivery.queue, []).append(delivery.sequence)
@@ -226,7 +226,7 @@ def _rehearse(session: ClientSession, channel: ClientChannel, tx: Transaction, t
 
 
 def rehearse(session: ClientSession, channel: ClientChannel, tx: Transaction, data: bytes, cause: int, methods: int = 1) -> None:
-    """Adds frames of so many methods to a transaction, and to its dry run at the broker: acks only where it has no second channel.
+    """Adds frames of so many methods to a transaction, and to its dry run at the broker.
 
     A transaction that gets too large closes its channel.
     """
@@ -238,21 +238,12 @@ def rehearse(session: ClientSession, channel: ClientChannel, tx: Transaction, da
             text = f"a transaction of more than {limit} {unit}: door.transaction_{unit}_max"
             closing.refuse(session, channel, PRECONDITION_FAILED, text, cause)
             return
-    if cause == BASIC_PUBLISH:
-        session.outbox.put(encode.rechannel(data, channel.second) if channel.second else data)
-    elif not channel.second:
-        session.outbox.put(data)
+    session.outbox.put(data)
 
 
 def recover(session: ClientSession, channel: ClientChannel, kind: int, payload: bytes) -> None:
     """basic.recover: every delivery goes back to its queue, except those that an uncommitted transaction has settled."""
-    if channel.second and payload[4:5] > b"\0" and len(unsettled := list(channel.unsettled())) < len(channel.deliveries):
-        # The broker does not know those exceptions. So the door returns the others one by one, and answers the client itself.
-        for tag in reversed(unsettled):
-            session.outbox.put(encode.nack(channel.number, tag, requeue=True))
-        if kind == BASIC_RECOVER:
-            session.to_client(encode.raw_method_frame(channel.number, BASIC_RECOVER_OK))
-    elif payload[4:5] > b"\0":
+    if payload[4:5] > b"\0":
         session.ask(channel)
         channel.recovers.append(kind == BASIC_RECOVER)
         session.outbox.put(encode.raw_method_frame(channel.number, BASIC_RECOVER, payload[4:]))

@@ -77,22 +77,13 @@ def settled(session: ClientSession, channel: ClientChannel) -> None:
 
 
 def settle_channel(session: ClientSession, channel: ClientChannel) -> None:
-    """Sends the frame that ends a channel. A second channel ends before the first."""
+    """Sends the frame that ends a channel."""
     stop_timer(channel)
     if session.closed:
         return
-    if channel.second:
-        end_second(session, channel)
-    elif channel.on_settled:
+    if channel.on_settled:
         frame, channel.on_settled = channel.on_settled, b""
         session.outbox.put(frame)
-
-
-def end_second(session: ClientSession, channel: ClientChannel) -> None:
-    """Closes a channel's second one at the broker, once."""
-    if not channel.second_ends:
-        channel.second_ends = True
-        session.outbox.put(encode.method_frame(channel.second, commands.Channel.Close(200, "the first has ended", 0, 0)))
 
 
 def settle_connection(session: ClientSession) -> None:
@@ -115,15 +106,13 @@ def take_refusal(channel: ClientChannel) -> bytes:
     return channel.refusal
 
 
-def resolve_unanswered(session: ClientSession, channel: ClientChannel, *, refused: bool = False, commits: bool = True) -> None:
+def resolve_unanswered(session: ClientSession, channel: ClientChannel, *, refused: bool = False) -> None:
     """Publishes without an answer on a channel that is gone are refused, unless a copy has been seen. `refused`: the broker itself has refused them.
-    `commits`: those of its transactions are gone, too.
 
     Publishes with local completion that have been confirmed are logged again instead.
     """
     channel.rehearsal_is_over()
-    if commits:
-        stop_timer(channel)
+    stop_timer(channel)
     replica = session.replica
     left = [(run, channel.early_run(run.sequence)) for run in channel.confirms.abandon() if run.sequence]
     replica.refuse([run for run, early in left if early is None], unless_seen=True)
@@ -133,7 +122,7 @@ def resolve_unanswered(session: ClientSession, channel: ClientChannel, *, refuse
     channel.early.clear()
     if session.watch is not None:
         session.watch.unanswered(channel.number)
-    while commits and channel.commits:
+    while channel.commits:
         runs = channel.commits.popleft().runs
         if refused:
             replica.refuse([Settled(0, len(run.enqueues.lengths), first, "", 0) for first, run in runs], unless_seen=True)

@@ -222,7 +222,7 @@ def _queue_declare(session: ClientSession, payload: bytes, method: Any) -> Actio
     resolved = b""
     if "x-queue-type" not in arguments:  # the type would differ between nodes whose vhosts have other defaults; defaults hold for durable queues
         logged = str(declarations.queue_arguments(known).get("x-queue-type", "")).encode()
-        queue_type = session.door.default_types.of(session.vhost, logged) if method.durable and not unused else CLASSIC
+        queue_type = logged or session.door.default_types.of(session.vhost) if method.durable and not unused else CLASSIC
         if queue_type is None:
             return FindOut()
         resolved += field(b"x-queue-type", queue_type)

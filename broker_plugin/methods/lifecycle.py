@@ -4,8 +4,6 @@ Rules:
 - A channel or connection is closed at the broker only when the broker has answered all its publishes: messages published before a close are in
   the queues.
 - A channel that the door refuses is closed at the broker first; then the client gets the close, and answers to the door alone.
-- A second channel (`transactions`) ends when its commits are answered, and before the first one, unless the broker closes the first one. The client
-  is told last in either case.
 - Frames that wait for a channel that the broker has closed are dropped: its number may be in use again by the time they would go out.
 """
 
@@ -44,8 +42,6 @@ def channel_open(session: ClientSession, channel: ClientChannel, _kind: int, pay
     """channel.open. The broker has agreed to one channel more than the client (see `permissions`)."""
     if not channel.opened and not session.has_room_for_channel:
         raise TooManyChannels(session.channels_max)
-    if channel.number in session.internal_channels:
-        raise FrameError(f"channel {channel.number} is one that the door uses itself: use a lower number")
     channel.opened = True
     session.outbox.put(encode.frame(METHOD, channel.number, payload))
 
@@ -106,24 +102,13 @@ def broker_closed_channel(session: ClientSession, number: int, data: bytes, item
     session.take_before_select(channel)
     if session.watch is not None:
         session.watch.channel_ended(number)
-    closing.resolve_unanswered(session, channel, refused=True, commits=not channel.second)
+    closing.resolve_unanswered(session, channel, refused=True)
     session.from_broker.forget(number)
     close_ok = encode.method_frame(number, commands.Channel.CloseOk())
     if session.client is None:  # the client is gone, so the door answers
         channel.state = ChannelState.TOLD
         session.outbox.drop(number)
         session.outbox.write(close_ok)
-        return b""
-    if channel.second:
-        # Its commits come first, as at a broker with one channel. The client may use the number again when both have ended.
-        channel.on_settled = b""
-        session.outbox.drop(number)
-        session.outbox.write(close_ok)
-        if channel.state is not ChannelState.DOOR:
-            answer = close_ok if channel.state is ChannelState.CLIENT else b""
-            channel.state, channel.refusal = ChannelState.DOOR, data[item[2] - 7 : item[3] + 1] + answer
-        if not channel.commits:
-            closing.end_second(session, channel)
         return b""
     if channel.state in (ChannelState.CLIENT, ChannelState.DOOR):
         # Both sides close at once. A client that has asked already hears why the broker closes the channel; else it will get the door's reason.
@@ -154,49 +139,6 @@ def broker_close_ok(session: ClientSession, number: int, _data: bytes, _item: It
         return closing.take_refusal(channel)
     closing.forget_channel(session, channel)
     return None
-
-
-def second_refused(session: ClientSession, channel: ClientChannel, refusal: bytes) -> bytes:
-    """channel.close of the broker for a second channel; `refusal` is that frame with the first one's number. Returns the frames for the client."""
-    told = b""
-    permissions.refused(session, refusal[7:-1])
-    closing.no_reply(session, channel.number)
-    unsent = session.outbox.drop(channel.second)
-    session.outbox.write(encode.method_frame(channel.second, commands.Channel.CloseOk()))
-    closing.resolve_unanswered(session, channel, refused=True)
-    if channel.state is ChannelState.CLIENT:
-        channel.state, channel.refusal = ChannelState.DOOR, refusal + encode.method_frame(channel.number, commands.Channel.CloseOk())
-    if not channel.second_ends or unsent:  # else both sides close at once, and the broker answers the door's close, too
-        _forget_second(session, channel)
-        if channel.state is ChannelState.NO:
-            closing.refuse_as(session, channel, refusal)
-        else:
-            told = _after_second(session, channel)
-    closing.settle_connection(session)
-    return told
-
-
-def second_closed(session: ClientSession, channel: ClientChannel) -> bytes:
-    """channel.close-ok of the broker, for a second channel. Returns the frames for the client."""
-    _forget_second(session, channel)
-    closing.resolve_unanswered(session, channel)
-    told = _after_second(session, channel)
-    closing.settle_connection(session)
-    return told
-
-
-def _forget_second(session: ClientSession, channel: ClientChannel) -> None:
-    session.from_broker.forget(channel.second)
-    del session.tx_channels[channel.second], session.internal_channels[channel.second]
-    channel.second, channel.second_ends = 0, False
-
-
-def _after_second(session: ClientSession, channel: ClientChannel) -> bytes:
-    if channel.on_settled:
-        closing.settle_channel(session, channel)
-    elif channel.state is ChannelState.DOOR:
-        return closing.take_refusal(channel)
-    return b""
 
 
 def broker_closed_connection(session: ClientSession, _number: int, _data: bytes, _item: Item) -> bytes | None:

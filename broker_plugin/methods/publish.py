@@ -226,7 +226,6 @@ def take(session: ClientSession, data: bytes, items: list[Item], at: int) -> int
         blob = b"".join(out)
         if channel.committing is not None:
             channel.committing.runs.append((first, run))
-            blob = channel.for_tx_channel(blob)
         else:
             publisher_confirms.need_broker_confirms(session, channel)
             forwarded = _forwarded if way is logged else _forwarded_early

@@ -22,7 +22,7 @@ def pass_on(session: ClientSession, channel: ClientChannel, blob: bytes) -> None
     if channel.committing is None and (session.producer_key or channel.confirms.selected or channel.broker_confirms):
         need_broker_confirms(session, channel)
         channel.confirms.forwarded(1, 0)
-    session.outbox.put(channel.for_tx_channel(blob))
+    session.outbox.put(blob)
 
 
 def ended_here(session: ClientSession, channel: ClientChannel, sequence: int) -> None:
@@ -55,9 +55,6 @@ def confirm(session: ClientSession, channel: ClientChannel, tag: int, ok: bool =
 
 def select_confirms(session: ClientSession, channel: ClientChannel, _kind: int, payload: bytes) -> None:
     """confirm.select."""
-    if channel.second:  # the broker refuses
-        session.outbox.put(encode.frame(frames.METHOD, channel.second, payload))
-        return
     channel.confirms.selected = channel.broker_confirms = True
     if payload[4:5] == b"\0":  # the client wants an answer
         channel.selecting += 1

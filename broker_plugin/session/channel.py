@@ -24,7 +24,6 @@ from typing import Any, NamedTuple
 from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.replication.queues import QueueKey
 
-from ..amqp import encode
 from ..log.messages import Delivery
 from ..log.stamps import HeaderCache
 from .confirms import Confirms
@@ -120,8 +119,6 @@ class ClientChannel:
     asked_behind: bool = False  # the client has asked for more behind these basic.get
     returned: set[int] = field(default_factory=set)  # entries with IDs that came back, and that the broker has not acked yet
     selecting: int = 0  # answers to confirm.select that the broker owes
-    second: int = 0  # the broker's number of the channel that has the transactions of this one (see `transactions`)
-    second_ends: bool = False  # the broker has been asked to close that channel
     before_select: list[bytes] = field(default_factory=list)  # the door's own confirms, which wait for the answers to confirm.select
     tx: Transaction | None = None  # set after tx.select, except while the content of `committing` is committed:
     committing: Commit | None = None
@@ -145,8 +142,8 @@ class ClientChannel:
 
     @property
     def commits_here(self) -> bool:
-        """Whether the broker commits publishes on this very channel: RabbitMQ ends a connection that sends anything before the commit-ok."""
-        return not self.second and any(not commit.own for commit in self.commits)
+        """Whether the broker commits publishes on this channel: RabbitMQ ends a connection that sends anything before the commit-ok."""
+        return any(not commit.own for commit in self.commits)
 
     @property
     def questions(self) -> int:
@@ -233,20 +230,6 @@ class ClientChannel:
         self.resuming.clear()
         self.recovers.clear()
         self.after_commit.clear()
-
-    @property
-    def tx_number(self) -> int:
-        """The broker's number of the channel that has this one's transactions."""
-        return self.second or self.number
-
-    def for_tx_channel(self, data: bytes) -> bytes:
-        """Frames of the client's channel, as they go to the channel that has its transactions."""
-        return encode.rechannel(data, self.second) if self.second else data
-
-    @property
-    def acks_wait(self) -> bool:
-        """Whether an ack counts at the broker only when a transaction there is committed."""
-        return self.tx is not None and not self.second
 
     def holds(self, tag: int, multiple: bool) -> bool:
         """Whether the broker would accept an ack of this tag: one of an unsettled delivery; or 0 with `multiple`, which is always accepted."""

@@ -91,7 +91,6 @@ class ClientSession(ABC):
         held_bytes: Bytes of these confirms, and of those that channels keep behind a confirm.select (`before_select`).
         acked, ack_frames: Acks that `acknowledge.flush` will bring into the log, and to the broker.
         internal_acks: Channels with transactions on which the door has acks of its own to give.
-        tx_channels: Channels that have a second one at the broker, by its number there (see `transactions`).
         internal_channels: Channels at the broker that the client does not see, by number: the handler of each one's frames.
         replies: Declarations that wait for the broker's answer, by channel: whether it has accepted them.
         returning: Queues whose given-back deliveries the broker may not have heard of, and the outbox item that must have been sent before.
@@ -139,7 +138,6 @@ class ClientSession(ABC):
         self.channels_max, self._broker_channels_max = agreed.channels_max, agreed.broker_channels_max
         self.channels: dict[int, ClientChannel] = {}
         self._channels_max = CLOSING_SHARE * ((self.channels_max or frames.CHANNELS_MAX) + 1)
-        self.tx_channels: dict[int, ClientChannel] = {}
         self.internal_channels: dict[int, Callable[[ClientSession, int, bytes, Item], bytes]] = {}
         self.closed = False
         self.decisions: dict[bytes, Decision] = {}
@@ -194,9 +192,9 @@ class ClientSession(ABC):
 
     def _has_room(self, limit: int) -> bool:
         """Whether the broker counts fewer channels as open than `limit`; 0 for no limit."""
-        if not limit or len(self.channels) + len(self.tx_channels) < limit:
+        if not limit or len(self.channels) < limit:
             return True
-        return len(self.tx_channels) + sum(channel.opened and channel.state is not ChannelState.TOLD for channel in self.channels.values()) < limit
+        return sum(channel.opened and channel.state is not ChannelState.TOLD for channel in self.channels.values()) < limit
 
     def number_apart(self) -> int:
         """A free number at the broker for a channel that the client does not see; 0 if the broker takes no more."""

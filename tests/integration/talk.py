@@ -35,14 +35,12 @@ class Talk(RawClient):
     Attributes:
         heard: What was heard, by channel.
         queues: Names of queues that it declared.
-        late: Transactions begin on channels that have published.
     """
 
     def __init__(self, url: str, mark: str, kind: str, **options: Any) -> None:
         self.url, self.mark, self.kind = url, mark, kind
         self.heard: dict[int, list[Any]] = {}
         self.queues: list[str] = []
-        self.late = False
         self.others: list[Talk] = []
         self._published: dict[int, int] = {}
         self._confirmed: dict[int, set[int]] = {}
@@ -87,8 +85,6 @@ class Talk(RawClient):
 
     def select(self, channel: int = 1) -> None:
         """Begins a transaction."""
-        if self.late:
-            self.publish(self.name("nobody"), b"goes nowhere", channel)
         self.do(commands.Tx.Select(), channel)
 
     def queue(self, what: str = "q", channel: int = 1, **arguments: Any) -> str:

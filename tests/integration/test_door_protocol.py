@@ -31,14 +31,12 @@ _scenarios: list[Any] = []
 B, C, E, Q = commands.Basic, commands.Channel, commands.Exchange, commands.Queue
 
 
-def scenario(*kinds: str, late: bool = False) -> Callable[[Scenario], Scenario]:
-    """Registers a scenario for these types of queue; `late`: and once more with transactions on channels that have published before (Talk.select)."""
+def scenario(*kinds: str) -> Callable[[Scenario], Scenario]:
+    """Registers a scenario for these types of queue."""
 
     def register(body: Scenario) -> Scenario:
         for kind in kinds or ("classic",):
-            _scenarios.append(pytest.param(body, kind, False, id=f"{body.__name__}-{kind}"))
-            if late:
-                _scenarios.append(pytest.param(body, kind, True, id=f"{body.__name__}-{kind}-late"))
+            _scenarios.append(pytest.param(body, kind, id=f"{body.__name__}-{kind}"))
         return body
 
     return register
@@ -566,12 +564,6 @@ def closed_by_both_sides(t: Talk) -> None:
     t.do(C.Close(200, "", 0, 0))
     t.hear(frames.CHANNEL_CLOSE_OK)
     t.open()
-    t.publish(t.name("nobody"))
-    t.do(commands.Tx.Select())
-    t.publish("k", exchange=t.name("none"))
-    t.do(C.Close(200, "", 0, 0))
-    t.hear(frames.CHANNEL_CLOSE_OK)
-    t.open()
     t.do(C.Flow(True))
 
 
@@ -639,7 +631,7 @@ def bodies_of_every_size(t: Talk) -> None:
 # -- transactions
 
 
-@scenario(*KINDS, late=True)
+@scenario(*KINDS)
 def tx_publishes(t: Talk) -> None:
     t.open()
     q = t.queue()
@@ -660,7 +652,7 @@ def tx_publishes(t: Talk) -> None:
     t.do(Q.Declare(queue=q, passive=True))
 
 
-@scenario(*KINDS, late=True)
+@scenario(*KINDS)
 def tx_rolled_back(t: Talk) -> None:
     """Its publishes are gone, its acks may be given again."""
     t.open()
@@ -682,7 +674,7 @@ def tx_rolled_back(t: Talk) -> None:
     t.do(Q.Declare(queue=q, passive=True))
 
 
-@scenario(*KINDS, late=True)
+@scenario(*KINDS)
 def tx_acks(t: Talk) -> None:
     t.open()
     dead = t.queue("dead")
@@ -708,7 +700,7 @@ def tx_acks(t: Talk) -> None:
     other.heard.clear()
 
 
-@scenario(*KINDS, late=True)
+@scenario(*KINDS)
 def tx_ack_of_everything_so_far(t: Talk) -> None:
     """What comes after an ack of everything is not acked by it, though it comes before the commit."""
     t.open()
@@ -730,7 +722,7 @@ def tx_ack_of_everything_so_far(t: Talk) -> None:
     other.heard.clear()
 
 
-@scenario(late=True)
+@scenario()
 def tx_acks_given_twice(t: Talk) -> None:
     t.open()
     q = t.queue()
@@ -745,7 +737,7 @@ def tx_acks_given_twice(t: Talk) -> None:
     t.do(Q.Declare(queue=q, passive=True))
 
 
-@scenario(*KINDS, late=True)
+@scenario(*KINDS)
 def tx_returns(t: Talk) -> None:
     t.open()
     q = t.queue()
@@ -759,7 +751,7 @@ def tx_returns(t: Talk) -> None:
     t.quiet()
 
 
-@scenario(late=True)
+@scenario()
 def tx_with_an_error(t: Talk) -> None:
     """What the broker refuses it refuses at once, and nothing of the transaction was done."""
     t.open()
@@ -778,35 +770,7 @@ def tx_with_an_error(t: Talk) -> None:
     t.do(Q.Declare(queue=q, passive=True))
 
 
-@scenario(*KINDS)
-def tx_after_publishes(t: Talk) -> None:
-    """On the same channel, with what was asked of it before still in force."""
-    t.open()
-    q = t.queue()
-    t.do(B.Qos(prefetch_count=2))
-    for i in range(20):
-        t.publish(q, b"%d" % i)
-    t.select()
-    t.publish(q, b"no")
-    t.do(commands.Tx.Rollback())
-    t.publish(q, b"yes")
-    t.do(commands.Tx.Commit())
-    t.select()
-    t.do(Q.Declare(queue=q, passive=True))
-    t.do(B.Consume(queue=q, consumer_tag="c"))
-    t.deliveries(2)
-    t.quiet()  # the limit
-    t.say(B.Ack(2, True))
-    t.do(commands.Tx.Commit())
-    t.deliveries(2)
-    t.in_any_order()
-    t.do(C.Close(200, "", 0, 0))
-    t.open(confirms=True)
-    t.publish(q, b"confirmed")
-    t.confirms()
-
-
-@scenario(late=True)
+@scenario()
 def tx_refused_at_its_commit(t: Talk) -> None:
     """What only the queue can know, the broker says at the commit (406, partial completion); the acks stay."""
     t.open()
@@ -842,7 +806,7 @@ def tx_and_confirms(t: Talk) -> None:
         t.do(then)
 
 
-@scenario(late=True)
+@scenario()
 def tx_beside_a_consumer_without_acks(t: Talk) -> None:
     t.open()
     q = t.queue()
@@ -861,7 +825,7 @@ def tx_beside_a_consumer_without_acks(t: Talk) -> None:
     t.do(B.Get(queue=q))
 
 
-@scenario(late=True)
+@scenario()
 def tx_of_what_is_not_replicated(t: Talk) -> None:
     t.open()
     made = t.do(Q.Declare(queue="", exclusive=True))
@@ -874,105 +838,7 @@ def tx_of_what_is_not_replicated(t: Talk) -> None:
         t.do(B.Get(queue=made.queue, no_ack=True))
 
 
-@scenario(*KINDS)
-def tx_begun_late_beside_a_consumer(t: Talk) -> None:
-    """On a channel that has published and holds messages: its consumer and its prefetch limit go on, and what it holds belongs to the transaction."""
-    t.open()
-    q = t.queue()
-    t.fill(q, 6)
-    t.do(B.Qos(prefetch_count=4))
-    t.do(B.Consume(queue=q, consumer_tag="c"))
-    t.deliveries(4)
-    t.publish(q, b"before")
-    t.do(commands.Tx.Select())
-    t.say(B.Ack(1))
-    t.publish(q, b"no")
-    t.quiet()  # an ack makes no room before its commit
-    t.do(commands.Tx.Rollback())
-    t.say(B.Ack(2, True))
-    t.publish(q, b"yes")
-    t.do(commands.Tx.Commit())
-    assert [d.body for d in t.deliveries(2)] == [b"4", b"5"]
-    t.in_any_order()
-    t.say(B.Reject(3, False))
-    t.say(B.Nack(4, requeue=False))
-    t.do(commands.Tx.Commit())
-    assert [d.body for d in t.deliveries(2)] == [b"before", b"yes"]
-    t.in_any_order()
-    t.do(B.Cancel("c"))
-    t.say(B.Ack(0, True))
-    t.do(commands.Tx.Commit())
-    t.do(commands.Tx.Commit())  # of nothing
-    t.do(Q.Delete(queue=q, if_empty=True))
-
-
-@scenario(*KINDS)
-def tx_begun_late_with_a_message_in_hand(t: Talk) -> None:
-    """What was got before belongs to it; with the channel it is rolled back, and the number is as new."""
-    t.open()
-    q = t.queue()
-    t.fill(q, 2)
-    t.do(B.Get(queue=q))
-    t.publish(q, b"third")
-    t.do(commands.Tx.Select())
-    t.say(B.Ack(1))
-    t.do(B.Get(queue=q))
-    t.say(B.Ack(2))
-    t.publish(q, b"no")
-    t.do(C.Close(200, "", 0, 0))
-    t.open(confirms=True)
-    eventually("what goes back", lambda: t.do(Q.Declare(queue=q, passive=True)).message_count == 3)
-    t.heard.clear()
-    t.publish(q, b"fourth")
-    t.confirms()
-    t.do(Q.Declare(queue=q, passive=True))
-
-
 @scenario()
-def tx_begun_late_with_an_error(t: Talk) -> None:
-    """What is refused is refused in the broker's words, on whichever of its channels that is; nothing of the transaction was done."""
-    q, full = t.name("q"), t.name("full")
-    t.open(2)
-    t.queue("q", 2)
-    t.queue("full", 2, max_length=1, overflow="reject-publish")
-    t.fill(full, 1)
-    t.fill(q, 2)
-
-    def begin() -> None:
-        t.open()
-        t.do(B.Get(queue=q))
-        t.publish(t.name("nobody"))
-        t.do(commands.Tx.Select())
-        t.do(commands.Tx.Select())
-        t.publish(q, b"no")
-        t.say(B.Ack(1))
-
-    lasts: tuple[Callable[[], object], ...] = (
-        lambda: t.say(B.Ack(1)),
-        lambda: t.say(B.Ack(9, True)),
-        lambda: t.say(B.Reject(7, False)),
-        lambda: t.say(commands.Confirm.Select()),
-        lambda: t.say(Q.Declare(queue=t.name("none"), passive=True)),
-        lambda: t.publish("k", exchange=t.name("none")),
-        lambda: t.publish(q, user_id="somebody-else"),
-        lambda: t.publish(q, expiration="soon"),
-    )
-    for last in lasts:
-        begin()
-        last()
-        assert t.hear() is None
-        eventually("the message to be back", lambda: _ready(t, q) == 2)
-    t.open()
-    t.do(B.Get(queue=q))
-    t.publish(t.name("nobody"))
-    t.do(commands.Tx.Select())
-    t.say(B.Ack(1))
-    t.publish(full, b"too much")
-    t.do(commands.Tx.Commit())  # partial completion: the ack stays
-    assert _ready(t, q) == 1
-
-
-@scenario(late=True)
 def tx_refused_behind_gets_without_acks(t: Talk) -> None:
     """In one write: what the door was to ack for the client must not follow the end of the channel."""
     t.open()
@@ -993,7 +859,7 @@ def _ready(t: Talk, queue: str) -> int:
         return int(other.do(Q.Declare(queue=queue, passive=True)).message_count)
 
 
-@scenario("classic", late=True)
+@scenario("classic")
 def tx_and_recover(t: Talk) -> None:
     """What is acked in a transaction does not go back by basic.recover, but by a rollback and another."""
     t.open()
@@ -1019,7 +885,7 @@ def tx_and_recover(t: Talk) -> None:
     t.do(Q.Delete(queue=q, if_empty=True))
 
 
-@scenario(*KINDS, late=True)
+@scenario(*KINDS)
 def tx_that_gives_back(t: Talk) -> None:
     """Rejections that requeue count at the commit, too."""
     t.open()
@@ -1035,7 +901,7 @@ def tx_that_gives_back(t: Talk) -> None:
     t.do(B.Get(queue=q))
 
 
-@scenario(late=True)
+@scenario()
 def tx_with_other_methods(t: Talk) -> None:
     """channel.flow, limits, consumers that come and go; on another channel of the connection, confirms and an error of it."""
     t.open()
@@ -1063,7 +929,7 @@ def tx_with_other_methods(t: Talk) -> None:
     t.do(C.Flow(False))
 
 
-@scenario(late=True)
+@scenario()
 def tx_and_the_last_declared_queue(t: Talk) -> None:
     """What no name stands for, also if the queue is the connection's own."""
     t.open()
@@ -1126,11 +992,10 @@ def headers_larger_than_a_consumers_frames(t: Talk) -> None:
     other.do(C.Flow(True))
 
 
-@scenario(late=True)
+@scenario()
 def headers_as_large_as_a_frame_come_back(t: Talk) -> None:
     """Whole and in pieces, without what the door adds."""
     other = t.another(frame_max=8_192)
-    other.late = t.late
     other.open()
     other.select()
     for body in (b"1", b"2" * 600_000):
@@ -1417,31 +1282,30 @@ def method_that_is_none(t: Talk) -> None:
 # -- running them
 
 
-def _run(body: Scenario, url: str, kind: str, late: bool) -> Talk:
+def _run(body: Scenario, url: str, kind: str) -> Talk:
     with Talk(url, uuid.uuid4().hex[:10], kind) as talk:
-        talk.late = late
         body(talk)
     return talk
 
 
-def _directly(rig: Rig, body: Scenario, kind: str, late: bool) -> Talk:
+def _directly(rig: Rig, body: Scenario, kind: str) -> Talk:
     """RabbitMQ itself, 3.10 and 4.3, now and then ends a connection where an exclusive consumer has just gone."""
     for _ in range(9):
         try:
-            return _run(body, rig.broker_url(rig.primary), kind, late)
+            return _run(body, rig.broker_url(rig.primary), kind)
         except ConnectionError:
             time.sleep(1)
-    return _run(body, rig.broker_url(rig.primary), kind, late)
+    return _run(body, rig.broker_url(rig.primary), kind)
 
 
 @pytest.mark.quick(only=r"-classic\]")
-@pytest.mark.parametrize(("body", "kind", "late"), _scenarios)
-def test_the_door_says_what_the_broker_says(rig: Rig, body: Scenario, kind: str, late: bool) -> None:
-    direct = _directly(rig, body, kind, late)
+@pytest.mark.parametrize(("body", "kind"), _scenarios)
+def test_the_door_says_what_the_broker_says(rig: Rig, body: Scenario, kind: str) -> None:
+    direct = _directly(rig, body, kind)
     with rig.at(rig.primary) as channel:
         for queue in direct.queues:
             channel.queue_delete(queue)
-    through = _run(body, rig.url, kind, late)
+    through = _run(body, rig.url, kind)
     assert through.transcript() == direct.transcript()
     rig.converge()
     for queue in through.queues:
@@ -1487,29 +1351,6 @@ def test_blocked_and_unblocked(new_lab: Callable[..., Lab], broker_version: str)
             assert consumer.deliveries(1)[0].body == b"meanwhile"
             consumer.say(B.Ack(4, True))
             assert {event[0] for event in consumer.heard.get(0, [])} == set()
-
-
-def test_transactions_that_begin_late_take_a_channel_while_they_last(rig: Rig) -> None:
-    """As many as were agreed on, and no more: the next is refused, on its channel only. With the client's channel the second one ends."""
-    with Talk(rig.url, uuid.uuid4().hex[:10], "classic", channel_max=2) as t:
-        t.open()
-        q = t.queue()
-        for i in range(4):
-            t.publish(t.name("nobody"))
-            assert t.do(commands.Tx.Select()) is not None
-            t.publish(q, b"%d" % i)
-            t.do(commands.Tx.Commit())
-            t.do(C.Close(200, "", 0, 0))
-            t.open()
-        t.open(2)
-        t.publish(t.name("nobody"))
-        assert t.do(commands.Tx.Select()) is None
-        assert t.heard[1][-1][1]["reply_code"] == 540
-        t.open()
-        t.do(commands.Tx.Select())
-        t.publish(q, b"4")
-        assert t.do(commands.Tx.Commit()) is not None
-    rig.both_hold(q, [b"0", b"1", b"2", b"3", b"4"])
 
 
 def test_two_thousand_channels(rig: Rig) -> None:

@@ -68,15 +68,13 @@ def test_an_answer_that_names_further_queues(rig: Rig, header: str) -> None:
     assert heard == 2 * [[b"answer"], b"answer"]
 
 
-@pytest.mark.parametrize("late", [False, True], ids=["at once", "late"])
-def test_answers_in_a_transaction(rig: Rig, late: bool) -> None:
+def test_answers_in_a_transaction(rig: Rig) -> None:
     """An answer comes once, at the commit, as everything of a transaction."""
     heard = []
     for url in (rig.broker_url(rig.primary), rig.url):
         with client(url) as t, client(url) as worker:
             t.open()
             worker.open()
-            worker.late = late
             queue = t.queue()
             t.do(B.Consume(queue=ASK, no_ack=True))
             t.publish(queue, b"request", reply_to=ASK)

@@ -159,12 +159,6 @@ def test_an_ack_is_taken_for_what_the_client_holds() -> None:
     assert [tag for tag in range(7) if channel.holds(tag, True)] == [0, 3, 5]
 
 
-def test_acks_wait_for_a_commit_at_the_broker_only_on_the_channel_that_has_it() -> None:
-    assert not ClientChannel(1).acks_wait
-    assert ClientChannel(1, tx=Transaction()).acks_wait
-    assert not ClientChannel(1, tx=Transaction(), second=65_535).acks_wait
-
-
 def test_visits_are_counted_by_queue() -> None:
     assert delivery(1).visit == 0
     assert Delivery(("/", "q"), 1, (("q", 3), ("other", 1))).visit == 3

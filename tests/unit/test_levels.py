@@ -63,7 +63,7 @@ def test_a_bad_pattern_or_level_is_named(patterns: dict[str, str], told: str) ->
 def relay() -> Any:
     """As much of a connection as declarations look at, on a node with an empty log."""
     replica = Replica(Node(NodeSettings(1, {1: "e1"})), LEVELS, lambda *_: None)
-    default_types = SimpleNamespace(of=lambda _vhost, _logged: declarations.CLASSIC)
+    default_types = SimpleNamespace(of=lambda _vhost: declarations.CLASSIC)
     return SimpleNamespace(vhost="/", replica=replica, door=SimpleNamespace(completes_locally=lambda _queue: False, default_types=default_types))
 
 

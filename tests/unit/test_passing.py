@@ -14,7 +14,6 @@ from broker_plugin.amqp import content_header, encode, frames
 from broker_plugin.amqp.content_assembly import UnexpectedFrame
 from broker_plugin.amqp.content_relay import PIECES, ContentRelay
 from broker_plugin.amqp.frames import FrameError, Item
-from broker_plugin.methods import transactions
 from broker_plugin.session.flow_control import DEAF_SHARE
 
 FRAME_MAX = 4_096
@@ -43,18 +42,18 @@ class Client:
         self.passing = ContentRelay(FRAME_MAX, self._decide, self.withheld.__contains__)
         self.decided: list[tuple[int, bytes]] = []
 
-    def _decide(self, client: int, blob: bytes, item: Item) -> bytes | None:
-        self.decided.append((client, blob[item[4] : item[5]]))
+    def _decide(self, number: int, blob: bytes, item: Item) -> bytes | None:
+        self.decided.append((number, blob[item[4] : item[5]]))
         assert blob[item[2] - 7 : item[6]] == blob
         return self.answer
 
-    def hears(self, data: bytes, client: int = 0) -> list[bytes | None]:
+    def hears(self, data: bytes) -> list[bytes | None]:
         """Returns what was given instead of each frame."""
         instead = []
         for frame in pieces(data):
             [item], _ = frames.scan(frame, 0, frames.FRAME_MAX_ANY_BYTES, 0)
             assert item[0] in PIECES
-            given = self.passing.take(item[0], item[1], frame, item, client)
+            given = self.passing.take(item[0], item[1], frame, item)
             self.got += frame if given is None else given
             instead.append(given)
         return instead
@@ -79,17 +78,15 @@ def bodies(data: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("size", [0, 1, FRAME_MAX - 8, FRAME_MAX - 7, FRAME_MAX + 8, 5 * FRAME_MAX, 100_000])
-@pytest.mark.parametrize("number", [1, 9])
-def test_it_is_passed_on_as_it_comes(size: int, number: int) -> None:
+def test_it_is_passed_on_as_it_comes(size: int) -> None:
     client = Client()
-    whole = delivered(number, size)
+    whole = delivered(1, size)
     for frame in pieces(whole):
-        client.hears(frame, 1)
+        client.hears(frame)
     assert max(map(len, pieces(client.got))) <= FRAME_MAX
     assert bodies(client.got) == bodies(whole)
-    assert {frame[1:3] for frame in pieces(client.got)} == {b"\0\1"}
-    assert [client for client, _ in client.decided] == [1]
-    if number == 1 and size <= FRAME_MAX - 8:
+    assert [number for number, _ in client.decided] == [1]
+    if size <= FRAME_MAX - 8:
         assert client.got == whole
 
 
@@ -245,22 +242,5 @@ def test_what_waits_behind_a_content_of_a_channel_that_ends_has_the_client_read_
         assert not connection.client.reads
         relay.broker_data(encode.channel_close(1, 404, "NOT_FOUND", 0))
         assert connection.client.reads
-
-    asyncio.run(scenario())
-
-
-def test_an_answer_from_a_channel_that_the_client_does_not_see_comes_behind_a_content_of_the_one_it_sees() -> None:
-    async def scenario() -> None:
-        connection = Connection()
-        relay = connection.relay
-        relay.broker_data(encode.method_frame(1, commands.Confirm.SelectOk()))
-        channel, number = relay.channel(1), relay.number_apart()
-        channel.second, relay.tx_channels[number], relay.internal_channels[number] = number, channel, transactions.from_second
-        connection.client.data = b""
-        whole = pieces(delivered(1, 400_000, frames.FRAME_MAX_BYTES))
-        relay.broker_data(b"".join(whole[:-1]))
-        relay.broker_data(encode.method_frame(number, commands.Tx.SelectOk()))
-        relay.broker_data(whole[-1])
-        assert pieces(connection.client.data) == [*whole, encode.method_frame(1, commands.Tx.SelectOk())]
 
     asyncio.run(scenario())

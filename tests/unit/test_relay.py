@@ -89,7 +89,6 @@ WAITS = {  # what the client sends before it reads no more, and then; and the br
         publish(2, "orders", b"x") + encode.method_frame(2, commands.Tx.Commit()),
         encode.method_frame(2, commands.Tx.RollbackOk()),
     ),
-    "a late tx.select": (publish(2, "orders", b"x"), encode.method_frame(2, commands.Tx.Select()), encode.ack(2, 1)),
     "a consumer's end": (
         CONSUME + encode.method_frame(1, commands.Basic.Cancel(consumer_tag="c")),
         CONSUME,
