@@ -33,7 +33,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         ("resume", False, "nodes take the primary's role by themselves again"),
     ):
         command = add_command(subparsers, name, summary, f"Every node of the group is told: {summary}. Operations under way continue.", "")
-        _add_group(command)
+        add_group(command)
         command.set_defaults(run=_pause, paused=paused)
 
 
@@ -66,7 +66,7 @@ def _add_remove(subparsers: argparse._SubParsersAction[argparse.ArgumentParser])
         "while NODE keeps up, as it would be back at once: stop it first. This comes before a node is taken out of the configuration for good.",
         "examples:\n  lrq-ha remove e3\n  lrq-ha remove 3      the node with the id 3, which is not configured any more (`lrq-ha list`: node 3)",
     )
-    _add_group(remove)
+    add_group(remove)
     remove.add_argument("node", metavar="NODE", help="node to remove; of one that is not configured any more, its id")
     remove.add_argument("--dry-run", action="store_true", help="only say what would happen")
     remove.set_defaults(run=_remove)
@@ -81,7 +81,7 @@ def _add_hand_over(subparsers: argparse._SubParsersAction[argparse.ArgumentParse
         "clients' connections, and hands over. Nothing is lost, and nothing is delivered twice.",
         "examples:\n  lrq-ha switchover --dry-run\n  lrq-ha switchover e2 --timeout 10",
     )
-    _add_group(switchover)
+    add_group(switchover)
     switchover.add_argument("node", metavar="NODE", nargs="?", help="the backup that is to become primary (default: one that is in sync)")
     _add_drain(switchover)
     switchover.set_defaults(run=_switchover)
@@ -94,7 +94,7 @@ def _add_hand_over(subparsers: argparse._SubParsersAction[argparse.ArgumentParse
         "also if one of them was not told.",
         "",
     )
-    _add_group(demote)
+    add_group(demote)
     _add_drain(demote)
     demote.set_defaults(run=_demote)
 
@@ -109,7 +109,7 @@ def _add_renew(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "is in it. Everything else goes on.",
         "examples:\n  lrq-ha renew --dry-run\n  lrq-ha renew --timeout 10",
     )
-    _add_group(renew)
+    add_group(renew)
     _add_drain(renew)
     renew.add_argument(
         "--dead-letters-arrived",
@@ -119,7 +119,7 @@ def _add_renew(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     renew.set_defaults(run=_renew)
 
 
-def _add_group(parser: argparse.ArgumentParser) -> None:
+def add_group(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--group", metavar="GROUP", help="which group, where several are known")
 
 
@@ -164,21 +164,21 @@ def _known_of(report: Report) -> str:
 def _remove(args: argparse.Namespace) -> int:
     targets = find_targets(args.config, args.dir)
     unnamed = id_of_unnamed(args.node) and all(target.name != args.node for target in targets)
-    group = _group(targets, args.group if unnamed else named(args.node, targets).group)
+    group = find_group(targets, args.group if unnamed else named(args.node, targets).group)
     print(tell(_leader(group), "remove", {"node": args.node, "dry_run": args.dry_run}))
     return 0
 
 
 def _switchover(args: argparse.Namespace) -> int:
     targets = find_targets(args.config, args.dir)
-    group = _group(targets, named(args.node, targets).group if args.node else args.group)
+    group = find_group(targets, named(args.node, targets).group if args.node else args.group)
     body = {"node": args.node, "timeout_s": args.timeout, "force": args.force, "dry_run": args.dry_run}
     print(tell(_primary(group), "switchover", body, args.timeout))
     return 0
 
 
 def _demote(args: argparse.Namespace) -> int:
-    group = _group(find_targets(args.config, args.dir), args.group)
+    group = find_group(find_targets(args.config, args.dir), args.group)
     primary = _primary(group)
     body = {"timeout_s": args.timeout, "force": args.force, "dry_run": args.dry_run}
     print(tell(primary, "demote", body, args.timeout))
@@ -189,7 +189,7 @@ def _demote(args: argparse.Namespace) -> int:
 
 
 def _renew(args: argparse.Namespace) -> int:
-    group = _group(find_targets(args.config, args.dir), args.group)
+    group = find_group(find_targets(args.config, args.dir), args.group)
     body = {
         "timeout_s": args.timeout,
         "force": args.force,
@@ -201,7 +201,7 @@ def _renew(args: argparse.Namespace) -> int:
 
 
 def _pause(args: argparse.Namespace) -> int:
-    group = _group(find_targets(args.config, args.dir), args.group)
+    group = find_group(find_targets(args.config, args.dir), args.group)
     failed = _not_told(group, paused=args.paused)
     if failed == len(group):
         raise LrqError("no node was told", todo="Are the sidecars running?")
@@ -220,7 +220,7 @@ def _not_told(targets: Sequence[Target], *, paused: bool) -> int:
     return failed
 
 
-def _group(targets: Sequence[Target], group: str | None) -> list[Target]:
+def find_group(targets: Sequence[Target], group: str | None) -> list[Target]:
     """The nodes of a group; without a name, of the only one that has more than one node, or of the only one."""
     groups = {target.group for target in targets}
     if group is None and len(groups) > 1:
