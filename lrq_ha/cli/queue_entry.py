@@ -5,7 +5,7 @@ is one entry; its position in this group's log is in a header.
 
 Rules:
 
-- An entry is a repeat if its position is not greater than the greatest one that was read. So reading begins somewhat before the first entry to show.
+- An entry is a repeat if its position is not greater than the greatest one that was read, or that is known to stand before.
 - A message that has another form than its queue's is an entry, too: it is shown as unreadable.
 """
 
@@ -108,15 +108,17 @@ class EntryReader:
     Args:
         queue: Its name.
         from_head: Whether reading begins at the first message that the stream still has.
+        written: The greatest position that stands before; (0, 0): not known.
 
     Attributes:
         seen: The greatest position that was read; (0, 0): none.
     """
 
-    def __init__(self, queue: str, *, from_head: bool = False) -> None:
+    def __init__(self, queue: str, *, from_head: bool = False, written: Position = START) -> None:
         self._queue = queue
         self._is_received = parse_recv_queue(queue) is not None
         self._at_head = from_head
+        self._written = written
         self._begun: str | None = None  # request of the last start marker; None: none was read
         self.seen = START
 
@@ -166,7 +168,7 @@ class EntryReader:
             return
         found = self._status(record) if self._queue == STATUS else self._transmitted(record)
         try:
-            epoch, sequence, _ = parse_stamp(str(record.headers.get(STAMP, "")).encode())
+            epoch, sequence, _ = _stamp_of(record)
         except MalformedInput:
             yield replace(found, text=f"without a position in the log{found.text and f'; {found.text}'}")
             return
@@ -208,7 +210,7 @@ class EntryReader:
         )
 
     def _placed(self, found: Entry, position: Position) -> Entry:
-        is_repeat = START < position <= self.seen
+        is_repeat = START < position <= max(self.seen, self._written)
         self.seen = max(self.seen, position)
         return replace(found, position=position, repeat=is_repeat)
 
@@ -218,6 +220,18 @@ _KINDS = {
     pb.SNAPSHOT_SYNC: Kind.SNAPSHOT_ROWS,
     pb.LAST_FULL_SYNC_ENTRY: Kind.SNAPSHOT_END,
 }
+
+
+def life_of(record: Record) -> int | None:
+    """The generation in which a message was written: it grows with each start of the node's sidecar. None: it has no stamp."""
+    try:
+        return _stamp_of(record)[2]
+    except MalformedInput:
+        return None
+
+
+def _stamp_of(record: Record) -> tuple[int, int, int]:
+    return parse_stamp(str(record.headers.get(STAMP, "")).encode())
 
 
 def _sorted(names: Iterable[str]) -> tuple[str, ...]:

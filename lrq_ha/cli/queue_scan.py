@@ -5,7 +5,8 @@ reads from there on; its acks only ask a stream for more, so nothing is changed.
 
 Rules:
 
-- Reading begins LOOK_BACK_MESSAGES before the first entry to show, so that repeats are recognised.
+- Reading begins LOOK_BACK_MESSAGES before the first entry to show, so that a hole just before it is seen.
+- A repeat is recognised by the last position that the life before has written, also where its first copy is not read (`queue_places`).
 - Without `follow`, reading ends with the message that was the last one at its beginning.
 - At most PREFETCH_MESSAGES, or one chunk of the stream, wait here.
 """
@@ -16,19 +17,18 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from lrq_ha.errors import LrqError
 from lrq_ha.replication.positions import Position, epoch_name
 from lrq_ha.routing.chain import START
-from lrq_ha.streams.message import Record, locate
+from lrq_ha.streams.message import Record
 from lrq_ha.streams.node_connection import NodeConnection
 
 from .queue_entry import Entry, EntryReader
+from .queue_places import IDLE_S, Places
 
-LOOK_BACK_MESSAGES = 200
+LOOK_BACK_MESSAGES = 20
 PREFETCH_MESSAGES = 32
-IDLE_S = 0.5
 
 
 @dataclass(frozen=True)
@@ -53,13 +53,6 @@ class Wanted:
         return self.sequence is None
 
 
-class _Spot(NamedTuple):
-    """A message, and the sequence of its last entry as a position without an epoch."""
-
-    offset: int
-    last: Position
-
-
 class Scan:
     """The reading of one queue.
 
@@ -81,6 +74,7 @@ class Scan:
         self.is_empty = head is None
         self._head = head.offset if head else 0
         self._tail = tail.offset if tail else -1
+        self._places = Places(node, wanted.queue, self._head, self._tail)
         self.gone = False
         self.end = START
 
@@ -95,7 +89,7 @@ class Scan:
             return
         begin = self._begin()
         at_head = begin <= self._head
-        reader = EntryReader(self._wanted.queue, from_head=at_head)
+        reader = EntryReader(self._wanted.queue, from_head=at_head, written=START if at_head else self._places.find_written(begin))
         read = self._read_newest if self._wanted.newest else self._read_from
         with closing(self._node.follow_records(self._wanted.queue, begin, IDLE_S, PREFETCH_MESSAGES)) as arriving:
             records = (record for records in arriving for record in records)
@@ -139,32 +133,8 @@ class Scan:
         if self._wanted.sequence is None:
             offset = self._tail - (self._wanted.count or 0)
         else:
-            offset = self._locate(self._wanted.sequence)
+            offset = self._places.find_sequence(self._wanted.sequence)
         return max(offset - LOOK_BACK_MESSAGES, self._head)
-
-    def _locate(self, sequence: int) -> int:
-        """The offset of a message before entry `sequence`, or of the first message."""
-        low, high = self.at(self._wanted.queue, self._head), self._last_spot
-        if low.last.sequence >= sequence or low.offset >= high.offset:
-            return low.offset
-        return locate(self, self._wanted.queue, low, high, lambda last: last.sequence < sequence).offset
-
-    @property
-    def _last_spot(self) -> _Spot:
-        """Of the last message: it counts as behind every entry."""
-        return _Spot(self._tail, Position(0, 2**64))
-
-    def at(self, queue: str, offset: int) -> _Spot:
-        """The first message from `offset` on that has an entry with a position, or the last message."""
-        high = self._last_spot
-        with closing(self._node.follow_records(queue, offset, IDLE_S, 1)) as arriving:
-            for record in (record for records in arriving for record in records):
-                if record.offset >= high.offset:
-                    break
-                for entry in reversed(EntryReader(queue).take(record)):
-                    if entry.position is not None:
-                        return _Spot(record.offset, Position(0, entry.position.sequence))
-        return high
 
 
 class PastEnd(LrqError):

@@ -298,10 +298,7 @@ class _Consumer:
         self._node.guarded(lambda: self._channel.basic_qos(prefetch_count=self._prefetch))
 
     def _on_message(self, _channel: Any, method: Any, properties: Any, body: bytes) -> None:
-        headers = properties.headers or {}
-        if OFFSET not in headers:  # an ack would remove it
-            raise QueueRefused(self._queue, self._node.address, "it is no stream")
-        self.waiting.append((method.delivery_tag, Record(int(headers[OFFSET]), headers, body)))
+        self.waiting.append((method.delivery_tag, Record(int(properties.headers[OFFSET]), properties.headers, body)))
 
     def _on_cancel(self, _frame: Any) -> None:
         self._cancelled = True
