@@ -27,7 +27,7 @@ E1 = 0x101  # epoch 1.1
 
 def received(offset: int, *sequences: int, previous: int = 0, life: int = 1, **fields: Any) -> Record:
     """A message of a receive queue."""
-    fields = {"type": pb.LOG_ENTRY_SYNC, "payloads": [b"x"], "replication_id": "app/1"} | fields
+    fields = dict[str, Any](type=pb.LOG_ENTRY_SYNC, payloads=[b"x"], replication_id="app/1") | fields
     transactions = [pb.ReceivedTransaction(position=pb.Position(epoch=E1, sequence=sequence), **fields) for sequence in sequences]
     before = pb.Position(epoch=E1 if previous else 0, sequence=previous)
     batch = pb.ReceivedBatch(source="east", client_name="orders", previous=before, transactions=transactions)
