@@ -201,6 +201,8 @@ def _closed(place: _Place, said: str, *, retriable: bool) -> LrqError:
     todo = "Is it running, and is the address right?"
     if "is a backup" in said:
         todo = "A backup's door takes no readers: read it on its own machine, with --config, or at its broker, with --to"
+    elif "CERTIFICATE" in said:
+        todo = "Name who signs its certificate: with --ca, or in [tls] of the configuration"
     elif not retriable:
         todo = f"Check user and password, and the rights of user {place.address.user} in vhost {ROUTING_VHOST}"
     return LrqError(f"{place.name} cannot be read: {said}", todo=todo, retriable=retriable)

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import pytest
 
+from broker_plugin.amqp.address import Address
 from lrq_ha.cli import peek
 from lrq_ha.cli.entry_format import Form, as_json, as_text, read_payload
 from lrq_ha.cli.main import main
@@ -400,6 +401,21 @@ def test_another_node_is_read_at_its_door(config: Path, monkeypatch: pytest.Monk
 def test_a_broker_behind_the_proxy_protocol(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config.write_text(config.read_text().replace("proxy_protocol = false", "proxy_protocol = true"))
     assert "expects the PROXY protocol, which peek does not speak" in said_of(capsys, STATUS, "--config", str(config))
+
+
+@pytest.mark.parametrize(
+    ("said", "retriable", "todo"),
+    [
+        ("ConnectionRefusedError", True, "Is it running"),
+        ("(320) 'node e2 is a backup; primary is e1'", False, "A backup's door takes no readers"),
+        ("[SSL: CERTIFICATE_VERIFY_FAILED]", False, "with --ca"),
+        ("(403) 'ACCESS_REFUSED - Login was refused'", False, "Check user and password, and the rights of user app in vhost lrq"),
+    ],
+)
+def test_what_to_do_if_no_connection_is_taken(said: str, retriable: bool, todo: str) -> None:
+    error = peek._closed(peek._Place("node e1", Address.parse(GONE)), said, retriable=retriable)
+    assert error.what == f"node e1 cannot be read: {said}"
+    assert todo in error.todo
 
 
 @pytest.mark.parametrize(
