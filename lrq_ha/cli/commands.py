@@ -164,21 +164,21 @@ def _known_of(report: Report) -> str:
 def _remove(args: argparse.Namespace) -> int:
     targets = find_targets(args.config, args.dir)
     unnamed = id_of_unnamed(args.node) and all(target.name != args.node for target in targets)
-    group = _group(targets, args.group if unnamed else named(args.node, targets).group)
+    group = find_group(targets, args.group if unnamed else named(args.node, targets).group)
     print(tell(_leader(group), "remove", {"node": args.node, "dry_run": args.dry_run}))
     return 0
 
 
 def _switchover(args: argparse.Namespace) -> int:
     targets = find_targets(args.config, args.dir)
-    group = _group(targets, named(args.node, targets).group if args.node else args.group)
+    group = find_group(targets, named(args.node, targets).group if args.node else args.group)
     body = {"node": args.node, "timeout_s": args.timeout, "force": args.force, "dry_run": args.dry_run}
     print(tell(_primary(group), "switchover", body, args.timeout))
     return 0
 
 
 def _demote(args: argparse.Namespace) -> int:
-    group = _group(find_targets(args.config, args.dir), args.group)
+    group = find_group(find_targets(args.config, args.dir), args.group)
     primary = _primary(group)
     body = {"timeout_s": args.timeout, "force": args.force, "dry_run": args.dry_run}
     print(tell(primary, "demote", body, args.timeout))
@@ -189,7 +189,7 @@ def _demote(args: argparse.Namespace) -> int:
 
 
 def _renew(args: argparse.Namespace) -> int:
-    group = _group(find_targets(args.config, args.dir), args.group)
+    group = find_group(find_targets(args.config, args.dir), args.group)
     body = {
         "timeout_s": args.timeout,
         "force": args.force,
@@ -201,7 +201,7 @@ def _renew(args: argparse.Namespace) -> int:
 
 
 def _pause(args: argparse.Namespace) -> int:
-    group = _group(find_targets(args.config, args.dir), args.group)
+    group = find_group(find_targets(args.config, args.dir), args.group)
     failed = _not_told(group, paused=args.paused)
     if failed == len(group):
         raise LrqError("no node was told", todo="Are the sidecars running?")
@@ -220,7 +220,7 @@ def _not_told(targets: Sequence[Target], *, paused: bool) -> int:
     return failed
 
 
-def _group(targets: Sequence[Target], group: str | None) -> list[Target]:
+def find_group(targets: Sequence[Target], group: str | None) -> list[Target]:
     """The nodes of a group; without a name, of the only one that has more than one node, or of the only one."""
     groups = {target.group for target in targets}
     if group is None and len(groups) > 1:
@@ -245,7 +245,7 @@ def _leader(group: Sequence[Target]) -> Target:
 
 def find_primary(args: argparse.Namespace) -> Target:
     """The primary of the group that the arguments name. Raises LrqError if none answers."""
-    return _primary(_group(find_targets(args.config, args.dir), args.group))
+    return _primary(find_group(find_targets(args.config, args.dir), args.group))
 
 
 def _primary(group: Sequence[Target]) -> Target:

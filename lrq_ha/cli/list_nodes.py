@@ -58,11 +58,17 @@ variable {CONFIG_VARIABLE}, or the lab in ./{LAB_DIRECTORY}, whichever comes fir
 
 @dataclass(frozen=True)
 class Target:
-    """A node to query. `http` is the base URL of its sidecar, without a slash at the end."""
+    """A node to query.
+
+    Attributes:
+        http: Base URL of its sidecar, without a slash at the end.
+        config: Its configuration; None: it is on another machine.
+    """
 
     name: str
     group: str
     http: str
+    config: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -114,7 +120,11 @@ def find_targets(config: Path | None, directory: Path | None) -> list[Target]:
 def _from_lab(file: Path) -> list[Target]:
     try:
         groups = json.loads(file.read_text("utf-8"))["groups"]
-        targets = [Target(name, group, node["http"].rstrip("/")) for group, of in groups.items() for name, node in of["nodes"].items()]
+        targets = [
+            Target(name, group, node["http"].rstrip("/"), Path(node["config"]) if "config" in node else None)
+            for group, of in groups.items()
+            for name, node in of["nodes"].items()
+        ]
         if not targets or not all(target.http.startswith("http://") for target in targets):
             raise ValueError("nodes with an http:// address")
         return targets
@@ -129,7 +139,7 @@ def _from_config(file: Path) -> list[Target]:
     host, _, port = config.http.listen.rpartition(":")
     # A sidecar that listens on all addresses is reached on this machine's own.
     host = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}.get(host, host)
-    own = Target(config.node.name, config.node.group, f"http://{host}:{port}")
+    own = Target(config.node.name, config.node.group, f"http://{host}:{port}", file)
     return [own, *(Target(peer.name, config.node.group, peer.http.rstrip("/")) for peer in config.peers)]
 
 

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 
 from lrq_ha import __version__, demo
-from lrq_ha.cli import adopt, commands, lab, list_nodes, reinit, republish, resync, sidecar
+from lrq_ha.cli import adopt, commands, lab, list_nodes, peek, reinit, republish, resync, sidecar
 from lrq_ha.cli.text import one_line
 from lrq_ha.errors import LrqError
 
@@ -50,6 +50,7 @@ def parser() -> argparse.ArgumentParser:
     sidecar.add_parser(subparsers)
     list_nodes.add_parser(subparsers)
     commands.add_parser(subparsers)
+    peek.add_parser(subparsers)
     reinit.add_parser(subparsers)
     resync.add_parser(subparsers)
     republish.add_parser(subparsers)

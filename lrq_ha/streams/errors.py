@@ -6,7 +6,11 @@ from lrq_ha.errors import LrqError
 
 
 class NoNode(LrqError):
-    """None of the addresses takes readers."""
+    """None of the addresses takes readers.
+
+    Attributes:
+        answers: What each one said.
+    """
 
     def __init__(self, answers: dict[str, str], *, retriable: bool) -> None:
         listed = "; ".join(f"{address}: {answer}" for address, answer in answers.items())
@@ -15,6 +19,7 @@ class NoNode(LrqError):
             todo="Check the addresses of the nodes; see which node is primary: lrq-ha list",
             retriable=retriable,
         )
+        self.answers = answers
 
 
 class MissingQueue(LrqError):
@@ -28,7 +33,11 @@ class MissingQueue(LrqError):
 
 
 class QueueRefused(LrqError):
-    """A node takes us, but does not let us read the queue: it is no stream, or the user lacks the permission."""
+    """A node takes us, but does not let us read the queue: it is no stream, or the user lacks the permission.
+
+    Attributes:
+        said: The node's answer.
+    """
 
     def __init__(self, queue: str, address: str, said: str) -> None:
         self.said = said
@@ -36,6 +45,7 @@ class QueueRefused(LrqError):
             f"Queue {queue} cannot be read at {address}: {said}",
             todo="Receive queues are streams, made by the sidecar; a reader needs the right to read them in vhost lrq",
         )
+        self.said = said
 
 
 class MessageRefused(LrqError):

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from lrq_ha.errors import MalformedInput
 from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.replication.positions import Position
 from lrq_ha.routing.chain import position_of
+
+
+class Record(NamedTuple):
+    """One message of any stream as it came: its offset on this node, its headers and its body."""
+
+    offset: int
+    headers: Mapping[str, Any]
+    body: bytes
 
 
 class Message(NamedTuple):
@@ -35,6 +43,25 @@ class Hint(NamedTuple):
 
     offset: int
     last: Position
+
+
+class Located(Protocol):
+    """What bisection sees of a message: its stream offset on this node, and its last position."""
+
+    @property
+    def offset(self) -> int: ...
+    @property
+    def last(self) -> Position: ...
+
+
+L_co = TypeVar("L_co", bound=Located, covariant=True)
+L = TypeVar("L", bound=Located)
+
+
+class Offsets(Protocol[L_co]):
+    """A look at one offset of a queue, or at the first one behind it."""
+
+    def at(self, queue: str, offset: int) -> L_co: ...
 
 
 class Stream(Protocol):
@@ -65,7 +92,7 @@ def parse_message(queue: str, offset: int, body: bytes) -> Message:
     return Message(offset, batch)
 
 
-def locate(stream: Stream, queue: str, low: Message, high: Message, before: Callable[[Position], bool]) -> Message:
+def locate(stream: Offsets[L], queue: str, low: L, high: L, before: Callable[[Position], bool]) -> L:
     """A message whose last position satisfies `before`, as late as bisection finds one; `low` if there is none.
 
     If the sink repeated itself there may be a later one; any will do to begin a range (see the module's docstring).

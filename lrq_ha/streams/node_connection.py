@@ -26,7 +26,7 @@ from lrq_ha import urls
 from lrq_ha.errors import LrqError, MalformedInput
 from lrq_ha.routing.names import ROUTING_VHOST
 from lrq_ha.streams.errors import ConnectionLost, MessageRefused, MissingQueue, NoNode, QueueRefused, StreamSilent
-from lrq_ha.streams.message import Message, parse_message
+from lrq_ha.streams.message import Message, Record, parse_message
 
 PREFETCH_MESSAGES = 500
 ACK_MESSAGES = 100
@@ -38,6 +38,7 @@ IDLE_TIMEOUT_S = 30.0  # a message that must be there does not come
 TAIL_ROUNDS_MAX = 64  # times the prefetch: more than any chunk holds; bounds the chase after an active writer
 EMPTY_WAIT_S = 10.0  # no message, and the broker counts none either: its writer process, which serves readers and counts, may wait for its disk
 POLL_S = 0.05
+OFFSET = "x-stream-offset"
 NOT_FOUND = 404
 REFUSED = (403, 530)  # ACCESS_REFUSED; NOT_ALLOWED, as for a vhost that does not exist
 # Exceptions of pika for a failed connection. ValueError: of a node that dies just after it has taken one.
@@ -113,6 +114,10 @@ class NodeConnection:
 
     def first(self, queue: str) -> Message | None:
         """The first message that is left; None if the queue is empty."""
+        return _parsed(queue, self.first_record(queue))
+
+    def first_record(self, queue: str) -> Record | None:
+        """As `first`, for a stream of any kind."""
         return self._look(queue, "first")
 
     def tail(self, queue: str) -> Message | None:
@@ -122,6 +127,10 @@ class NodeConnection:
         channel delivers every message that is there and that the prefetch allows before it answers the next request. So this method acknowledges
         and sends a request; an answer without a message before it marks the end. No waiting, no guess.
         """
+        return _parsed(queue, self.tail_record(queue))
+
+    def tail_record(self, queue: str) -> Record | None:
+        """As `tail`, for a stream of any kind."""
         return self._look(queue, "last")
 
     def at(self, queue: str, offset: int) -> Message:
@@ -147,11 +156,16 @@ class NodeConnection:
             MissingQueue: The queue was deleted.
             ConnectionLost: The node went away, or stands still.
         """
+        for records in self.follow_records(queue, offset, idle_s, prefetch):
+            yield [parse_message(queue, record.offset, record.body) for record in records]
+
+    def follow_records(self, queue: str, offset: int, idle_s: float, prefetch: int = PREFETCH_MESSAGES) -> Generator[list[Record], None, None]:
+        """As `follow`, for a stream of any kind."""
         with closing(_Consumer(self, queue, offset, prefetch)) as consumer:
             while True:
                 if not consumer.wait(idle_s):
                     consumer.settle()
-                yield [consumer.next() for _ in range(len(consumer.waiting))]
+                yield [consumer.next_record() for _ in range(len(consumer.waiting))]
 
     def get(self, queue: str) -> bytes | None:
         """The answer of the door to a question; None: there is none. Raises as `guarded` does."""
@@ -175,15 +189,15 @@ class NodeConnection:
             raise MessageRefused(queue, self.address, error.said) from error
         self.guarded(channel.close)
 
-    def _look(self, queue: str, where: str) -> Message | None:
+    def _look(self, queue: str, where: str) -> Record | None:
         to_end = where == "last"
         with closing(_Consumer(self, queue, where, PREFETCH_MESSAGES if to_end else 1)) as consumer:
             if not consumer.wait(EMPTY_WAIT_S) and self.count(queue) == 0 and not consumer.wait(0):
                 return None
-            found = consumer.next()
+            found = consumer.next_record()
             for _ in range(TAIL_ROUNDS_MAX if to_end else 0):
                 while consumer.waiting:
-                    found = consumer.next()
+                    found = consumer.next_record()
                 consumer.settle()
                 if not consumer.waiting:
                     break
@@ -233,7 +247,7 @@ class _Consumer:
     """One consumer of one stream, on a channel of its own.
 
     Attributes:
-        waiting: Stream offset, delivery tag and body of messages that were not taken: at most `prefetch` of them, or one chunk.
+        waiting: Messages that were not taken, each with its delivery tag: at most `prefetch` of them, or one chunk.
     """
 
     def __init__(self, node: NodeConnection, queue: str, offset: int | str, prefetch: int) -> None:
@@ -241,14 +255,14 @@ class _Consumer:
         self._queue = queue
         self._prefetch = prefetch
         self._ack_every = min(ACK_MESSAGES, max(1, prefetch // 2))
-        self.waiting: deque[tuple[int, int, bytes]] = deque()
+        self.waiting: deque[tuple[int, Record]] = deque()
         self._unacked = 0
         self._tag = 0
         self._cancelled = False
         self._channel = node.channel()
         self._channel.add_on_cancel_callback(self._on_cancel)
         self._fence()
-        node.guarded(lambda: self._channel.basic_consume(queue, self._on_message, arguments={"x-stream-offset": offset}), queue)
+        node.guarded(lambda: self._channel.basic_consume(queue, self._on_message, arguments={OFFSET: offset}), queue)
 
     def wait(self, seconds: float) -> bool:
         """Whether a message is there, within `seconds`."""
@@ -263,16 +277,21 @@ class _Consumer:
         return bool(self.waiting)
 
     def next(self) -> Message:
+        """The next message of a receive queue. Raises as `next_record` does."""
+        record = self.next_record()
+        return parse_message(self._queue, record.offset, record.body)
+
+    def next_record(self) -> Record:
         """The next message. Raises StreamSilent if none comes within IDLE_TIMEOUT_S, though the node answers."""
         if not self.wait(IDLE_TIMEOUT_S):
             self.settle()
             if not self.waiting:
                 raise StreamSilent(self._queue, IDLE_TIMEOUT_S, "the next message")
-        offset, self._tag, body = self.waiting.popleft()
+        self._tag, record = self.waiting.popleft()
         self._unacked += 1
         if self._unacked >= self._ack_every:
             self._ack()
-        return parse_message(self._queue, offset, body)
+        return record
 
     def settle(self) -> None:
         """Acknowledges the messages taken; on return, every message that the broker sent before is here."""
@@ -297,7 +316,7 @@ class _Consumer:
         self._node.guarded(lambda: self._channel.basic_qos(prefetch_count=self._prefetch))
 
     def _on_message(self, _channel: Any, method: Any, properties: Any, body: bytes) -> None:
-        self.waiting.append((int(properties.headers["x-stream-offset"]), method.delivery_tag, body))
+        self.waiting.append((method.delivery_tag, Record(int(properties.headers[OFFSET]), properties.headers, body)))
 
     def _on_cancel(self, _frame: Any) -> None:
         self._cancelled = True
@@ -317,14 +336,23 @@ def address_of(url: str, tls: ssl.SSLContext | None = None) -> pika.ConnectionPa
     if fault:
         raise MalformedInput(f"An address in nodes {fault}", todo=f"Give amqp://user:password@host:port or amqps://…; {urls.PASSWORD_RULE}")
     parameters = pika.URLParameters(url)
-    parameters.virtual_host = ROUTING_VHOST
     if tls is not None and parameters.ssl_options is not None:
         parameters.ssl_options = pika.SSLOptions(tls, parameters.host)
+    return suit_readers(parameters)
+
+
+def suit_readers(parameters: pika.ConnectionParameters) -> pika.ConnectionParameters:
+    """The parameters, changed to those of a reader: vhost `lrq`, time limits, no heartbeats."""
+    parameters.virtual_host = ROUTING_VHOST
     # An application may leave a reader waiting for as long as it likes, and nothing could send heartbeats meanwhile.
     parameters.heartbeat = 0
     parameters.tcp_options = {"TCP_KEEPIDLE": 20, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
     parameters.socket_timeout = parameters.stack_timeout = TCP_TIMEOUT_S
     return parameters
+
+
+def _parsed(queue: str, record: Record | None) -> Message | None:
+    return parse_message(queue, record.offset, record.body) if record is not None else None
 
 
 def _is_hopeless(error: BaseException) -> bool:
@@ -335,6 +363,9 @@ def _is_hopeless(error: BaseException) -> bool:
 
 def _answer(error: BaseException) -> str:
     """A node's answer in few words: the text of the innermost cause that has one."""
+    inner = getattr(error, "exception", None)  # of pika's errors of a socket
+    if isinstance(inner, BaseException):
+        return _answer(inner)
     args = getattr(error, "args", ())
     if args and isinstance(args[0], BaseException):
         return _answer(args[0])
