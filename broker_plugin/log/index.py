@@ -49,6 +49,7 @@ class Index:
         passes: Messages that a renewal has to move (R17).
         departures: Queues known for a while only.
         last_publish: The last entry that is a publish.
+        log_id: The identity of the group's log, by its last MARKER or CHECKPOINT; empty: it has none yet.
         writer: The version that has written the log, by its last MARKER or CHECKPOINT.
     """
 
@@ -64,6 +65,7 @@ class Index:
         self.passes = Passes()
         self.departures = RetiredQueues()
         self.last_publish = 0
+        self.log_id = b""
         self.writer = __version__
 
     def note(self, run: pb.Run, first: int, *, sweep: bool) -> str:
@@ -89,6 +91,7 @@ class Index:
                     self.passes.begin(first)
             case "marker":
                 self._written_by(run.marker.writer, first)
+                self.log_id = run.marker.log_id or self.log_id
                 self.tallies.led_anew()
             case "moving":
                 self.passes.noted(first, (run.moving.vhost, run.moving.queue), done=run.moving.done)
@@ -223,6 +226,7 @@ class Index:
             renewal=renewal,
             renewals=[pb.Renewal(sequence=at, renewal=which) for at, which in log.renewals],
             writer=codec.WRITER,
+            log_id=self.log_id,
             moving=[pb.MovingQueue(vhost=key[0], queue=key[1], before=before) for key, before in self.passes.unfinished().items()],
         )
 
@@ -234,6 +238,7 @@ class Index:
             UnsuitableVersion: A newer version has written it.
         """
         self._written_by(entry.writer, sequence)
+        self.log_id = entry.log_id
         if entry.renewal:
             self.passes.begin(sequence)
         elif entry.renewals and entry.renewals[-1].renewal == entry.renewals[-1].sequence:

@@ -246,7 +246,8 @@ def answer(session: ClientSession, question: str) -> tuple[str, int] | None:
     if question.startswith(SINK_QUESTION) and session.peer is not None and session.peer.site:
         state = session.replica.index.sink.status(question.removeprefix(SINK_QUESTION))
         holds = 2 if state.bare else int(state.snapshot_complete)
-        return f"/{state.last.epoch}.{state.last.sequence}/{holds}/{state.snapshot_request}", state.demand % _COUNT_MAX
+        last = f"{state.last.epoch}.{state.last.sequence}"
+        return f"/{last}/{holds}/{state.log_id.hex()}/{state.snapshot_request}", state.demand % _COUNT_MAX
     if question == DEMANDS_QUESTION and session.peer is not None and session.peer.site:
         return question, session.replica.index.sink.newest_demand(session.peer.site) % _COUNT_MAX
     return None

@@ -80,16 +80,18 @@ class ReceivedTransaction(_message.Message):
     def __init__(self, position: _Optional[_Union[Position, _Mapping]] = ..., replication_id: _Optional[str] = ..., timestamp_us: _Optional[int] = ..., type: _Optional[_Union[ReplicationType, str]] = ..., request_id: _Optional[str] = ..., payloads: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class ReceivedBatch(_message.Message):
-    __slots__ = ("source", "client_name", "previous", "transactions")
+    __slots__ = ("source", "client_name", "previous", "transactions", "log_id")
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     CLIENT_NAME_FIELD_NUMBER: _ClassVar[int]
     PREVIOUS_FIELD_NUMBER: _ClassVar[int]
     TRANSACTIONS_FIELD_NUMBER: _ClassVar[int]
+    LOG_ID_FIELD_NUMBER: _ClassVar[int]
     source: str
     client_name: str
     previous: Position
     transactions: _containers.RepeatedCompositeFieldContainer[ReceivedTransaction]
-    def __init__(self, source: _Optional[str] = ..., client_name: _Optional[str] = ..., previous: _Optional[_Union[Position, _Mapping]] = ..., transactions: _Optional[_Iterable[_Union[ReceivedTransaction, _Mapping]]] = ...) -> None: ...
+    log_id: bytes
+    def __init__(self, source: _Optional[str] = ..., client_name: _Optional[str] = ..., previous: _Optional[_Union[Position, _Mapping]] = ..., transactions: _Optional[_Iterable[_Union[ReceivedTransaction, _Mapping]]] = ..., log_id: _Optional[bytes] = ...) -> None: ...
 
 class Status(_message.Message):
     __slots__ = ("key", "client", "full_sync")
@@ -334,15 +336,17 @@ class Writer(_message.Message):
     def __init__(self, software: _Optional[str] = ..., protocol: _Optional[int] = ...) -> None: ...
 
 class Marker(_message.Message):
-    __slots__ = ("nodes", "writer")
+    __slots__ = ("nodes", "writer", "log_id")
     NODES_FIELD_NUMBER: _ClassVar[int]
     WRITER_FIELD_NUMBER: _ClassVar[int]
+    LOG_ID_FIELD_NUMBER: _ClassVar[int]
     nodes: _containers.RepeatedScalarFieldContainer[int]
     writer: Writer
-    def __init__(self, nodes: _Optional[_Iterable[int]] = ..., writer: _Optional[_Union[Writer, _Mapping]] = ...) -> None: ...
+    log_id: bytes
+    def __init__(self, nodes: _Optional[_Iterable[int]] = ..., writer: _Optional[_Union[Writer, _Mapping]] = ..., log_id: _Optional[bytes] = ...) -> None: ...
 
 class Checkpoint(_message.Message):
-    __slots__ = ("epochs", "sets", "producers", "received", "statuses", "auto_delete_exchanges", "renewal", "renewals", "marks", "moving", "definitions", "writer")
+    __slots__ = ("epochs", "sets", "producers", "received", "statuses", "auto_delete_exchanges", "renewal", "renewals", "marks", "moving", "definitions", "writer", "log_id")
     EPOCHS_FIELD_NUMBER: _ClassVar[int]
     SETS_FIELD_NUMBER: _ClassVar[int]
     PRODUCERS_FIELD_NUMBER: _ClassVar[int]
@@ -355,6 +359,7 @@ class Checkpoint(_message.Message):
     MOVING_FIELD_NUMBER: _ClassVar[int]
     DEFINITIONS_FIELD_NUMBER: _ClassVar[int]
     WRITER_FIELD_NUMBER: _ClassVar[int]
+    LOG_ID_FIELD_NUMBER: _ClassVar[int]
     epochs: _containers.RepeatedCompositeFieldContainer[EpochStart]
     sets: _containers.RepeatedCompositeFieldContainer[SetEntry]
     producers: _containers.RepeatedCompositeFieldContainer[ProducerRanges]
@@ -367,7 +372,8 @@ class Checkpoint(_message.Message):
     moving: _containers.RepeatedCompositeFieldContainer[MovingQueue]
     definitions: bytes
     writer: Writer
-    def __init__(self, epochs: _Optional[_Iterable[_Union[EpochStart, _Mapping]]] = ..., sets: _Optional[_Iterable[_Union[SetEntry, _Mapping]]] = ..., producers: _Optional[_Iterable[_Union[ProducerRanges, _Mapping]]] = ..., received: _Optional[_Iterable[_Union[ReceiveState, _Mapping]]] = ..., statuses: _Optional[_Iterable[_Union[KeptStatus, _Mapping]]] = ..., auto_delete_exchanges: _Optional[_Iterable[_Union[Topology, _Mapping]]] = ..., renewal: _Optional[bool] = ..., renewals: _Optional[_Iterable[_Union[Renewal, _Mapping]]] = ..., marks: _Optional[_Iterable[_Union[LogMark, _Mapping]]] = ..., moving: _Optional[_Iterable[_Union[MovingQueue, _Mapping]]] = ..., definitions: _Optional[bytes] = ..., writer: _Optional[_Union[Writer, _Mapping]] = ...) -> None: ...
+    log_id: bytes
+    def __init__(self, epochs: _Optional[_Iterable[_Union[EpochStart, _Mapping]]] = ..., sets: _Optional[_Iterable[_Union[SetEntry, _Mapping]]] = ..., producers: _Optional[_Iterable[_Union[ProducerRanges, _Mapping]]] = ..., received: _Optional[_Iterable[_Union[ReceiveState, _Mapping]]] = ..., statuses: _Optional[_Iterable[_Union[KeptStatus, _Mapping]]] = ..., auto_delete_exchanges: _Optional[_Iterable[_Union[Topology, _Mapping]]] = ..., renewal: _Optional[bool] = ..., renewals: _Optional[_Iterable[_Union[Renewal, _Mapping]]] = ..., marks: _Optional[_Iterable[_Union[LogMark, _Mapping]]] = ..., moving: _Optional[_Iterable[_Union[MovingQueue, _Mapping]]] = ..., definitions: _Optional[bytes] = ..., writer: _Optional[_Union[Writer, _Mapping]] = ..., log_id: _Optional[bytes] = ...) -> None: ...
 
 class Definitions(_message.Message):
     __slots__ = ("rows",)
@@ -428,7 +434,7 @@ class KeptStatus(_message.Message):
     def __init__(self, sequence: _Optional[int] = ..., body: _Optional[bytes] = ...) -> None: ...
 
 class ReceiveState(_message.Message):
-    __slots__ = ("queue", "last", "snapshot_request", "snapshot_complete", "bare", "begun", "whole", "size", "begun_size", "whole_size", "snapshot_bytes", "demand", "demand_reason")
+    __slots__ = ("queue", "last", "snapshot_request", "snapshot_complete", "bare", "begun", "whole", "size", "begun_size", "whole_size", "snapshot_bytes", "demand", "demand_reason", "log_id")
     QUEUE_FIELD_NUMBER: _ClassVar[int]
     LAST_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_REQUEST_FIELD_NUMBER: _ClassVar[int]
@@ -442,6 +448,7 @@ class ReceiveState(_message.Message):
     SNAPSHOT_BYTES_FIELD_NUMBER: _ClassVar[int]
     DEMAND_FIELD_NUMBER: _ClassVar[int]
     DEMAND_REASON_FIELD_NUMBER: _ClassVar[int]
+    LOG_ID_FIELD_NUMBER: _ClassVar[int]
     queue: str
     last: Position
     snapshot_request: str
@@ -455,7 +462,8 @@ class ReceiveState(_message.Message):
     snapshot_bytes: int
     demand: int
     demand_reason: str
-    def __init__(self, queue: _Optional[str] = ..., last: _Optional[_Union[Position, _Mapping]] = ..., snapshot_request: _Optional[str] = ..., snapshot_complete: _Optional[bool] = ..., bare: _Optional[bool] = ..., begun: _Optional[_Union[Position, _Mapping]] = ..., whole: _Optional[_Union[Position, _Mapping]] = ..., size: _Optional[int] = ..., begun_size: _Optional[int] = ..., whole_size: _Optional[int] = ..., snapshot_bytes: _Optional[int] = ..., demand: _Optional[int] = ..., demand_reason: _Optional[str] = ...) -> None: ...
+    log_id: bytes
+    def __init__(self, queue: _Optional[str] = ..., last: _Optional[_Union[Position, _Mapping]] = ..., snapshot_request: _Optional[str] = ..., snapshot_complete: _Optional[bool] = ..., bare: _Optional[bool] = ..., begun: _Optional[_Union[Position, _Mapping]] = ..., whole: _Optional[_Union[Position, _Mapping]] = ..., size: _Optional[int] = ..., begun_size: _Optional[int] = ..., whole_size: _Optional[int] = ..., snapshot_bytes: _Optional[int] = ..., demand: _Optional[int] = ..., demand_reason: _Optional[str] = ..., log_id: _Optional[bytes] = ...) -> None: ...
 
 class EpochStart(_message.Message):
     __slots__ = ("epoch", "first")

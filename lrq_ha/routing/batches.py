@@ -68,4 +68,5 @@ class Batches:
             client_name=self._route.client_name,
             previous=pb.Position(epoch=previous.epoch, sequence=previous.sequence),
             transactions=transactions,
+            log_id=self._route.log_id,
         )

@@ -53,6 +53,7 @@ class SinkReport:
         snapshot_complete: Its end marker is there.
         in_history: `last` is an entry of the source's own history (by its epoch table; true for (0, 0)).
         bare: No snapshot has been whole there since the chain began.
+        log_id: The identity of the log that the sink has entries of; empty: not known.
     """
 
     last: Position
@@ -60,6 +61,7 @@ class SinkReport:
     snapshot_complete: bool
     in_history: bool = True
     bare: bool = False
+    log_id: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

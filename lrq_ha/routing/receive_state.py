@@ -34,6 +34,7 @@ class ReceiveState(NamedTuple):
         snapshot_bytes: Of the last whole snapshot, with the deltas that came meanwhile.
         demand: The entry of the open demand; 0: none.
         demand_reason: For operators.
+        log_id: The identity of the source's log; empty: not known.
     """
 
     last: Position = START
@@ -48,10 +49,11 @@ class ReceiveState(NamedTuple):
     snapshot_bytes: int = 0
     demand: int = 0
     demand_reason: str = ""
+    log_id: bytes = b""
 
     def after(self, batch: pb.ReceivedBatch) -> ReceiveState:
         """The state when a batch has come."""
-        _, request, complete, bare, begun, whole, size, begun_size, whole_size, snapshot_bytes, demand, reason = self
+        _, request, complete, bare, begun, whole, size, begun_size, whole_size, snapshot_bytes, demand, reason, log_id = self
         bare = bare or position_of(batch.previous) == START
         before, size = size, size + batch.ByteSize() + MESSAGE_BYTES
         for transaction in batch.transactions:
@@ -64,7 +66,12 @@ class ReceiveState(NamedTuple):
             if complete:
                 bare, whole, whole_size, snapshot_bytes = False, begun, begun_size, size - begun_size
         last = position_of(batch.transactions[-1].position)
-        return ReceiveState(last, request, complete, bare, begun, whole, size, begun_size, whole_size, snapshot_bytes, demand, reason)
+        sizes = (size, begun_size, whole_size, snapshot_bytes)
+        return ReceiveState(last, request, complete, bare, begun, whole, *sizes, demand, reason, log_id or batch.log_id)
+
+    def is_of_other_log(self, log_id: bytes) -> bool:
+        """Whether the queue belongs to another log than the one with this id."""
+        return bool(self.log_id and log_id) and self.log_id != log_id
 
     def demanded(self, entry: int, reason: str) -> ReceiveState:
         """The state when entry `entry` has demanded a full sync. An older demand stays the open one."""

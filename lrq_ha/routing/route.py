@@ -30,11 +30,13 @@ class Route:
         source: remote_id of the own group.
         client_name: The client whose entries are sent.
         destination: remote_id of the group that receives them.
+        log_id: The identity of the source's log.
     """
 
     source: str
     client_name: str
     destination: str
+    log_id: bytes = b""
 
     @property
     def queue(self) -> str:

@@ -156,6 +156,8 @@ class Session:
     def _holds(self, event: m.SinkReport) -> Holds:
         if event.last == START:
             return Holds.NOTHING
+        if event.log_id and self.route.log_id and event.log_id != self.route.log_id:
+            return Holds.OTHER_LOG
         if not event.in_history:
             return Holds.OTHER_HISTORY if event.last < self._known else Holds.LATER_HISTORY
         return Holds.SNAPSHOT if event.snapshot_complete else Holds.PART_OF_SNAPSHOT

@@ -92,10 +92,12 @@ class Sink:
         """The verdict on a batch that a source pushes.
 
         Raises:
-            MalformedInput: The batch is not for this queue, is empty, or its positions do not grow.
+            MalformedInput: The batch is not for this queue, is empty, or its positions do not grow; or it comes from another log.
         """
         positions = _checked(queue, batch)
         held = self._queues.get(queue, _Queue())
+        if held.tail.state.is_of_other_log(batch.log_id):
+            raise other_log(batch.source, held.tail.state.log_id, batch.log_id)
         last, previous = held.tail.state.last, position_of(batch.previous)
         if positions[-1] <= last:
             return Repeat(positions[-1], self._holder(held, positions[-1]))
@@ -105,7 +107,7 @@ class Sink:
             return Accept(positions[-1])
         if last not in positions:
             return Gap(last)
-        rest = pb.ReceivedBatch(source=batch.source, client_name=batch.client_name)
+        rest = pb.ReceivedBatch(source=batch.source, client_name=batch.client_name, log_id=batch.log_id)
         rest.previous.CopyFrom(batch.transactions[positions.index(last)].position)
         rest.transactions.extend(batch.transactions[positions.index(last) + 1 :])
         return AcceptTrimmed(rest.SerializeToString(), positions[-1])
@@ -196,6 +198,15 @@ class Sink:
         if position <= held.safe.state.last:
             return 0
         return next(entry.op_seq for entry in held.unsafe if entry.state.last >= position)
+
+
+def other_log(source: str, known: bytes, came: bytes) -> MalformedInput:
+    """The error of a source whose log is not the one that is known by its name."""
+    return MalformedInput(
+        f"The sink knows the log {known.hex()} by the name {source}, and this is the log {came.hex()}: another group of that name, or one that was "
+        "set up again",
+        todo="Give that group another name in [node] group of its nodes.",
+    )
 
 
 def _checked(queue: str, batch: pb.ReceivedBatch) -> list[Position]:

@@ -47,6 +47,7 @@ class Reason(Enum):
         "the sink holds later positions than this log, which was begun again: give the group another name, or restart its primary until its epoch is"
         " above that of the former log"
     )
+    OTHER_LOG = "the sink knows another log by this group's name: give this group another name"
     NEVER_SYNCED = "the sink has had no snapshot"
     OTHER_HISTORY = "the sink holds entries that this log lost"
     TRIMMED = "the log no longer holds what the sink lacks"
@@ -114,6 +115,7 @@ class Holds(Enum):
     """The state of a receive queue at a sink, as the source sees it."""
 
     NOTHING = auto()
+    OTHER_LOG = auto()  # its entries are of another log: a group of the same name, or one that was set up again
     OTHER_HISTORY = auto()  # its last entry is not in the source's log, which has gone on from before it
     LATER_HISTORY = auto()  # as OTHER_HISTORY, and the log has not even come that far
     PART_OF_SNAPSHOT = auto()
@@ -123,6 +125,7 @@ class Holds(Enum):
 # The steps that follow. Whether the log still holds the next transaction is known only from a read: then RESTART, TRIMMED.
 # "Transferred, not applied" of the Corfu design is an end marker without ack here: the sink reports only what is safe there.
 NEGOTIATION: dict[Holds, tuple[Step, Reason]] = {
+    Holds.OTHER_LOG: (Step.REFUSE, Reason.OTHER_LOG),
     Holds.NOTHING: (Step.RESTART, Reason.NEVER_SYNCED),
     Holds.OTHER_HISTORY: (Step.RESTART, Reason.OTHER_HISTORY),
     Holds.LATER_HISTORY: (Step.REFUSE, Reason.BEHIND_SINK),

@@ -83,6 +83,7 @@ class Status:
             "serving": node.serving,
             "reason": node.reason + self._troubles(),
             "epoch": node.leading or node.leader_epoch,
+            "log": replica.index.log_id.hex() or None,
             "head": node.head,
             "end": node.log.end,
             "safe": node.safe,

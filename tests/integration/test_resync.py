@@ -147,9 +147,10 @@ def test_a_new_primary_without_a_whole_snapshot_demands_one(lab: Lab, source: So
     lab.ctl(backup, "delete_queue", "-p", "lrq", queue)
     source.change_many(20, 5)
     eventually("the backup to follow", lambda: told(lab, backup)["role"] == "ready", 60)
-    before = snapshot_of(lab, source.client_name)
+    before, identity = snapshot_of(lab, source.client_name), told(lab, primary)["log"]
     lab.kill(primary)
     take_over(lab, backup, primary)
+    assert told(lab, backup)["log"] == identity
     eventually("another whole snapshot", lambda: snapshot_of(lab, source.client_name).get("whole") != before["whole"], 20)
     path = database(tmp_path)
     with receiving(lab, source, listener(path)) as receiver:

@@ -295,6 +295,24 @@ def test_a_log_that_is_behind_its_sink_is_an_error() -> None:
     assert bench.session.state is State.WAITING_FOR_CONNECTION
 
 
+@pytest.mark.parametrize(
+    ("known", "ours", "state"),
+    [
+        (b"one", b"two", State.ERROR),
+        (b"one", b"one", State.IN_LOG_ENTRY_SYNC),
+        (b"", b"two", State.IN_LOG_ENTRY_SYNC),
+        (b"one", b"", State.IN_LOG_ENTRY_SYNC),
+    ],
+)
+def test_another_log_of_that_name_is_an_error(known: bytes, ours: bytes, state: State) -> None:
+    """Though its epoch and position are those of the former one."""
+    session = Session(Route("east", "orders", "west", ours), at(9), 0.0)
+    session.handle(m.Connected())
+    session.handle(m.SinkReport(at(8), "q", True, log_id=known))
+    assert session.state is state
+    assert (session.reason is Reason.OTHER_LOG) == (state is State.ERROR)
+
+
 def test_a_log_that_was_begun_anew_goes_on_in_an_epoch_above_the_sinks() -> None:
     """What operators are told to see to; the former log's primary had epoch 1."""
     bench = Bench()

@@ -197,6 +197,21 @@ def test_rows_carry_the_state_over() -> None:
         other.cut(2)
 
 
+def test_a_batch_of_another_log_is_refused() -> None:
+    first = batch(0, 3, kind=ROWS, request="r", payloads=0)
+    first.log_id = b"one"
+    sink = sink_at(batch(0, 2, kind=ROWS, request="q", payloads=0), first)
+    assert sink.newest(QUEUE).log_id == b"one", "a log from before logs had identities"
+    for log_id, refused in ((b"one", False), (b"", False), (b"two", True)):
+        next_one = batch(3, 5)
+        next_one.log_id = log_id
+        if refused:
+            with pytest.raises(MalformedInput, match=f"{b'one'.hex()}.*{b'two'.hex()}.*another group of that name"):
+                sink.accept(QUEUE, next_one)
+        else:
+            assert sink.accept(QUEUE, next_one) == Accept(at(5))
+
+
 # ---- demands, and when a queue needs a new snapshot ----------------------------------------------------------------------------------------
 
 

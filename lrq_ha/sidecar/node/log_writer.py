@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 import time
 from collections.abc import Callable
 
@@ -36,6 +37,7 @@ from .task_scope import TaskScope
 
 log = logging.getLogger("lrq_ha.node")
 
+LOG_ID_BYTES = 16
 RECORD_INTERVAL_S = 0.2
 RECORD_INTERVAL_MAX_S = 2.0
 RECORD_PAUSE_TIMES = 20
@@ -143,8 +145,11 @@ class LogWriter:
         members = sorted(header.sets[0][1])
         log.info("%s", "; ".join(filter(None, (f"in the set: {self._node.names(members)}", taken_out(self._node)))))
         self._replica.progress.done_when_safe(header.first, header.last)
-        marker = effect.kind is EntryKind.MARKER
-        return [pb.Run(marker=pb.Marker(nodes=members, writer=codec.WRITER)) if marker else pb.Run(members=pb.Members(nodes=members))]
+        if effect.kind is not EntryKind.MARKER:
+            return [pb.Run(members=pb.Members(nodes=members))]
+        index = self._replica.index
+        index.log_id = index.log_id or secrets.token_bytes(LOG_ID_BYTES)
+        return [pb.Run(marker=pb.Marker(nodes=members, writer=codec.WRITER, log_id=index.log_id))]
 
     def write_fence(self, effect: WriteFence) -> None:
         """Writes a FENCE."""

@@ -27,6 +27,7 @@ from lrq_ha.routing.messages import Stream
 from lrq_ha.routing.names import SINK_QUESTION
 from lrq_ha.routing.route import Limits, Route
 from lrq_ha.routing.session import Session
+from lrq_ha.routing.sink import other_log
 from lrq_ha.routing.tables import SENDING, Reason
 
 from .view_reader import ViewReader
@@ -114,7 +115,7 @@ class SessionDriver:
         self._site = site
         self.client_name = client_name
         self.name = f"{client_name} to {site.remote_id}"
-        route = Route(host.group, client_name, site.remote_id)
+        route = Route(host.group, client_name, site.remote_id, host.replica.index.log_id)
         self.session = Session(route, host.log_end(), asyncio.get_running_loop().time(), site.limits)
         self.lane: Lane | None = None
         self.problem = ""  # of the last question or batch
@@ -218,7 +219,8 @@ class SessionDriver:
             answer = await lane.ask(connection, queue)
             if self.lane is lane:
                 report = self._report(answer)
-                self.problem = ""
+                ours = self.session.route.log_id
+                self.problem = str(other_log(self._host.group, report.log_id, ours)) if report.log_id and ours != report.log_id else ""
                 self.feed(report)
         except LrqError as error:
             if self.lane is lane:
@@ -230,16 +232,16 @@ class SessionDriver:
                 await lane.close()
 
     def _report(self, answer: str) -> m.SinkReport:
-        """Reads `/<epoch>.<sequence>/<0, 1: it is complete, 2: none ever was>/<request id>`."""
+        """Reads `/<epoch>.<sequence>/<0, 1: it is complete, 2: none ever was>/<log id>/<request id>`."""
         try:
-            _, last, holds, request = answer.split("/", 3)
+            _, last, holds, log_id, request = answer.split("/", 4)
             epoch, sequence = last.split(".")
-            position = Position(int(epoch), int(sequence))
+            position, theirs = Position(int(epoch), int(sequence)), bytes.fromhex(log_id)
         except ValueError as error:
             raise MalformedInput(f"the sink {self._site.remote_id} answered {answer!r}", todo="Run one version on both sides.") from error
         ours = self._host.replica.node.log
         in_history = position == START or (position.sequence <= ours.end and ours.epoch_at(position.sequence) == position.epoch)
-        return m.SinkReport(position, request, holds == "1", in_history, holds == "2")
+        return m.SinkReport(position, request, holds == "1", in_history, holds == "2", theirs)
 
     def _leave_lane(self) -> None:
         lane, self.lane = self.lane, None

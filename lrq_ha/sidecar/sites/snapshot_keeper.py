@@ -101,6 +101,7 @@ def _tell(queue: str, state: ReceiveState) -> dict[str, Any]:
     return {
         "source": parts.remote_id if parts else None,
         "client": parts.client_name if parts else None,
+        "log": state.log_id.hex() or None,
         "last": str(state.last),
         "snapshot": {
             "request": state.snapshot_request,
