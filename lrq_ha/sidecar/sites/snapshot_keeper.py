@@ -63,7 +63,8 @@ class SnapshotKeeper:
 
     def tell(self) -> dict[str, Any]:
         """For the status: each receive queue."""
-        return {queue: _tell(queue, state) for queue, state in self._replica.index.sink.states().items()}
+        index = self._replica.index
+        return {queue: _tell(queue, state, index.commits.of_queue(queue)) for queue, state in index.sink.states().items()}
 
     def _kept(self, queue: str) -> int:
         size = self._streams.receive_bytes_max(queue)
@@ -96,7 +97,7 @@ class SnapshotKeeper:
             self._replica.append(pb.Run(demand=demand), 1, demand.ByteSize())
 
 
-def _tell(queue: str, state: ReceiveState) -> dict[str, Any]:
+def _tell(queue: str, state: ReceiveState, commits: list[pb.Commit]) -> dict[str, Any]:
     parts = parse_recv_queue(queue)
     return {
         "source": parts.remote_id if parts else None,
@@ -112,4 +113,11 @@ def _tell(queue: str, state: ReceiveState) -> dict[str, Any]:
             "bytes_behind": state.size - state.whole_size if state.whole != START else None,
         },
         "demand": state.demand_reason or None,
+        "receivers": {commit.receiver: _tell_receiver(commit, state) for commit in commits},
     }
+
+
+def _tell_receiver(commit: pb.Commit, state: ReceiveState) -> dict[str, Any]:
+    position = position_of(commit.position)
+    lag = state.last.sequence - position.sequence if position.epoch == state.last.epoch else None  # entries of the source's log, of any client
+    return {"position": str(position), "phase": commit.phase or None, "lag_entries": lag}
