@@ -20,16 +20,24 @@ from broker_plugin.amqp import encode
 from broker_plugin.amqp.errors import AccessRefused, BrokerRefuses, ChannelClosed, ConnectionClosed, ConnectionLimit, VhostNotFound
 from broker_plugin.apply import applier as apply_applier
 from broker_plugin.apply import broker_rights, waits
+from broker_plugin.apply.applier import Applier
 from broker_plugin.apply.broker_rights import BrokerRights
 from broker_plugin.apply.declarer import Declarer
+from broker_plugin.apply.partial_queues import PartialQueues
 from broker_plugin.door.server import Door
 from broker_plugin.log.replica import Entry
 from broker_plugin.log.shortfall import Refusal, Shortfall
+from broker_plugin.log.streams import Streams
+from broker_plugin.reconcile.strays import Strays
+from broker_plugin.sweep.sweeper import Sweeper
 from lrq_ha.errors import LrqError
 from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.replication.roles import Role
 from lrq_ha.sidecar import config as configuration
 from lrq_ha.sidecar.incarnation import Incarnation, Kept
+from lrq_ha.sidecar.node.log_writer import LogWriter
+from lrq_ha.sidecar.node.retention import Watch
+from lrq_ha.sidecar.peers.log_shipping import LogShipping
 
 pytestmark = pytest.mark.proves("broker-lacks")
 
@@ -150,6 +158,38 @@ def test_every_vhost_of_the_log_is_looked_at_when_an_incarnation_begins_and_agai
 
     asyncio.run(go())
     assert broker_rights.AGAIN_S == 30.0
+
+
+def test_rights_are_looked_at_from_the_beginning_of_an_incarnation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not only when there is something to write."""
+    config = configuration.Config.model_validate(tomllib.loads(configuration.sample()))
+    looks = False
+
+    async def nothing(*_: object) -> None: ...
+
+    async def lasts(*_: object) -> None:
+        await asyncio.get_running_loop().create_future()
+
+    async def look(_rights: object) -> None:
+        nonlocal looks
+        looks = True
+        await lasts()
+
+    async def go() -> None:
+        for part in (LogWriter, Watch, Applier, Sweeper, PartialQueues, Strays):
+            monkeypatch.setattr(part, "run", lasts)
+        monkeypatch.setattr(LogWriter, "rebuild", nothing)
+        monkeypatch.setattr(LogShipping, "start", lambda _: None)
+        monkeypatch.setattr(Streams, "close", nothing)
+        monkeypatch.setattr(BrokerRights, "run", look)
+        incarnation = Incarnation(config, Door(config.door_settings))
+        running = asyncio.create_task(incarnation.run())
+        await until(lambda: looks or running.done())
+        assert not running.done()
+        incarnation._life.end("the test is over")
+        assert await running == "the test is over"
+
+    asyncio.run(go())
 
 
 # ---- nothing is passed over meanwhile ------------------------------------------------------------------------------------
