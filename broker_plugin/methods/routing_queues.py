@@ -138,6 +138,9 @@ def _transmit(session: ClientSession, channel: ClientChannel, queue: str, header
     _check_request(transaction.request_id)
     for destination in destinations:
         _check_destination(session, destination)
+        if destination in transaction.path:
+            passed = " > ".join((*transaction.path, session.door.group))
+            raise _Unroutable(f"destination '{destination}' has had this transaction already, which has come by {passed}")
     _check_number(session, identity)
     transaction.source = session.door.group
     transaction.replication_id = str(identity)

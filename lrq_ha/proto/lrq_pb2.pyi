@@ -44,7 +44,7 @@ class RoutingTableEntryMsg(_message.Message):
     def __init__(self, destinations: _Optional[_Iterable[str]] = ..., payload: _Optional[int] = ...) -> None: ...
 
 class Transaction(_message.Message):
-    __slots__ = ("source", "client_name", "replication_id", "timestamp_us", "type", "request_id", "payloads", "entries")
+    __slots__ = ("source", "client_name", "replication_id", "timestamp_us", "type", "request_id", "payloads", "entries", "path")
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     CLIENT_NAME_FIELD_NUMBER: _ClassVar[int]
     REPLICATION_ID_FIELD_NUMBER: _ClassVar[int]
@@ -53,6 +53,7 @@ class Transaction(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PAYLOADS_FIELD_NUMBER: _ClassVar[int]
     ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
     source: str
     client_name: str
     replication_id: str
@@ -61,23 +62,26 @@ class Transaction(_message.Message):
     request_id: str
     payloads: _containers.RepeatedScalarFieldContainer[bytes]
     entries: _containers.RepeatedCompositeFieldContainer[RoutingTableEntryMsg]
-    def __init__(self, source: _Optional[str] = ..., client_name: _Optional[str] = ..., replication_id: _Optional[str] = ..., timestamp_us: _Optional[int] = ..., type: _Optional[_Union[ReplicationType, str]] = ..., request_id: _Optional[str] = ..., payloads: _Optional[_Iterable[bytes]] = ..., entries: _Optional[_Iterable[_Union[RoutingTableEntryMsg, _Mapping]]] = ...) -> None: ...
+    path: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, source: _Optional[str] = ..., client_name: _Optional[str] = ..., replication_id: _Optional[str] = ..., timestamp_us: _Optional[int] = ..., type: _Optional[_Union[ReplicationType, str]] = ..., request_id: _Optional[str] = ..., payloads: _Optional[_Iterable[bytes]] = ..., entries: _Optional[_Iterable[_Union[RoutingTableEntryMsg, _Mapping]]] = ..., path: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ReceivedTransaction(_message.Message):
-    __slots__ = ("position", "replication_id", "timestamp_us", "type", "request_id", "payloads")
+    __slots__ = ("position", "replication_id", "timestamp_us", "type", "request_id", "payloads", "path")
     POSITION_FIELD_NUMBER: _ClassVar[int]
     REPLICATION_ID_FIELD_NUMBER: _ClassVar[int]
     TIMESTAMP_US_FIELD_NUMBER: _ClassVar[int]
     TYPE_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PAYLOADS_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
     position: Position
     replication_id: str
     timestamp_us: int
     type: ReplicationType
     request_id: str
     payloads: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, position: _Optional[_Union[Position, _Mapping]] = ..., replication_id: _Optional[str] = ..., timestamp_us: _Optional[int] = ..., type: _Optional[_Union[ReplicationType, str]] = ..., request_id: _Optional[str] = ..., payloads: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    path: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, position: _Optional[_Union[Position, _Mapping]] = ..., replication_id: _Optional[str] = ..., timestamp_us: _Optional[int] = ..., type: _Optional[_Union[ReplicationType, str]] = ..., request_id: _Optional[str] = ..., payloads: _Optional[_Iterable[bytes]] = ..., path: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ReceivedBatch(_message.Message):
     __slots__ = ("source", "client_name", "previous", "transactions", "log_id")

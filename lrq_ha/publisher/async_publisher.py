@@ -126,14 +126,18 @@ class AsyncPublisher(BasePublisher[AsyncConfirm]):
         """
         return await self._put(self._draft_publish(exchange, routing_key, body, properties, mandatory))
 
-    async def transmit_log_entry_message(self, payload: bytes, destinations: Sequence[str]) -> AsyncConfirm:
-        """Sends one log entry to each destination site (remote_ids). Waits and raises as `publish` does."""
-        return await self.transmit_log_entry_messages([(payload, destinations)])
+    async def transmit_log_entry_message(self, payload: bytes, destinations: Sequence[str], path: Sequence[str] = ()) -> AsyncConfirm:
+        """Sends one log entry to each destination site (remote_ids). Waits and raises as `publish` does.
 
-    async def transmit_log_entry_messages(self, entries: Sequence[Addressed]) -> AsyncConfirm:
+        Args:
+            path: The groups that the entry has passed before this one (`Update.path` of a receiver): none of them takes it again.
+        """
+        return await self.transmit_log_entry_messages([(payload, destinations)], path)
+
+    async def transmit_log_entry_messages(self, entries: Sequence[Addressed], path: Sequence[str] = ()) -> AsyncConfirm:
         """Sends (payload, destinations) pairs as one transaction: a destination gets its part of it whole, or not at all. Equal
-        payloads are stored once. Waits and raises as `publish` does."""
-        return await self._transmit(names.SEND_LOG_ENTRIES, LogEntries.checked(entries))
+        payloads are stored once. Waits and raises as `publish` does; `path` as in `transmit_log_entry_message`."""
+        return await self._transmit(names.SEND_LOG_ENTRIES, LogEntries.checked(entries, path))
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Transaction[AsyncConfirm]]:

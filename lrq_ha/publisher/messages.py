@@ -94,14 +94,15 @@ class LogEntries:
     entries: tuple[tuple[bytes, tuple[str, ...]], ...]
     type: pb.ReplicationType = pb.LOG_ENTRY_SYNC
     request_id: str = ""
+    path: tuple[str, ...] = ()
 
     @classmethod
-    def checked(cls, entries: Iterable[Addressed]) -> LogEntries:
-        """From a caller's arguments; InvalidArgument if a payload is not bytes, a destination is missing, or there is no entry."""
+    def checked(cls, entries: Iterable[Addressed], path: Sequence[str] = ()) -> LogEntries:
+        """From a caller's arguments; InvalidArgument if a payload is not bytes, a destination or a name in `path` is none, or there is no entry."""
         found = tuple((checked_bytes("payload", payload), checked_destinations(to)) for payload, to in entries)
         if not found:
             raise InvalidArgument("The transaction has no entries")
-        return cls(found)
+        return cls(found, path=checked_destinations(path) if path else ())
 
     def to_bytes(self, client_name: str, replication_id: str, timestamp_us: int) -> bytes:
         """The Transaction's bytes: equal payloads stand in it once."""
@@ -117,6 +118,7 @@ class LogEntries:
             request_id=self.request_id,
             payloads=list(index),
             entries=table,
+            path=self.path,
         ).SerializeToString()
 
 

@@ -98,14 +98,18 @@ class Publisher(BasePublisher[Confirm]):
         """
         return self._put(self._draft_publish(exchange, routing_key, body, properties, mandatory))
 
-    def transmit_log_entry_message(self, payload: bytes, destinations: Sequence[str]) -> Confirm:
-        """Sends one log entry to each destination site (remote_ids). Waits and raises as `publish` does."""
-        return self.transmit_log_entry_messages([(payload, destinations)])
+    def transmit_log_entry_message(self, payload: bytes, destinations: Sequence[str], path: Sequence[str] = ()) -> Confirm:
+        """Sends one log entry to each destination site (remote_ids). Waits and raises as `publish` does.
 
-    def transmit_log_entry_messages(self, entries: Sequence[Addressed]) -> Confirm:
+        Args:
+            path: The groups that the entry has passed before this one (`Update.path` of a receiver): none of them takes it again.
+        """
+        return self.transmit_log_entry_messages([(payload, destinations)], path)
+
+    def transmit_log_entry_messages(self, entries: Sequence[Addressed], path: Sequence[str] = ()) -> Confirm:
         """Sends (payload, destinations) pairs as one transaction: a destination gets its part of it whole, or not at all. Equal
-        payloads are stored once. Waits and raises as `publish` does."""
-        return self._transmit(names.SEND_LOG_ENTRIES, LogEntries.checked(entries))
+        payloads are stored once. Waits and raises as `publish` does; `path` as in `transmit_log_entry_message`."""
+        return self._transmit(names.SEND_LOG_ENTRIES, LogEntries.checked(entries, path))
 
     @contextmanager
     def transaction(self) -> Iterator[Transaction[Confirm]]:

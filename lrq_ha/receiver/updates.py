@@ -53,6 +53,7 @@ class Update:
         opaque_payload: The bytes that the source's client transmitted.
         request_id: The full sync; empty for a delta.
         last_of_transaction: Whether it is the transaction's last payload.
+        path: The groups that it has passed, the source last. A publisher that sends it on gives this as its `path`.
     """
 
     queue: str
@@ -66,6 +67,7 @@ class Update:
     opaque_payload: bytes
     request_id: str
     last_of_transaction: bool
+    path: tuple[str, ...] = ()
 
 
 def updates_of(queue: str, batch: pb.ReceivedBatch, transaction: pb.ReceivedTransaction) -> Iterator[Update]:
@@ -75,4 +77,4 @@ def updates_of(queue: str, batch: pb.ReceivedBatch, transaction: pb.ReceivedTran
     for index, payload in enumerate(transaction.payloads):
         name = f"{transaction.replication_id}.{index}"
         shared = (queue, batch.source, batch.client_name, kind, position, name, transaction.timestamp_us)
-        yield Update(*shared, index, payload, transaction.request_id, index == last)
+        yield Update(*shared, index, payload, transaction.request_id, index == last, (*transaction.path, batch.source))

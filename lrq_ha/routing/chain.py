@@ -23,6 +23,7 @@ TIMESTAMP_US_MAX = 253_402_300_799_999_999
 BATCH_BYTES_MAX = 16 << 20  # of a batch that a sink takes, and of its view, in one message: the default limit of RabbitMQ 4
 TRANSMISSION_BYTES_MAX = BATCH_BYTES_MAX - (64 << 10)  # of a transaction, and of each share: views, batches and the log add to it
 ADDRESSEES_MAX = 20_000  # entries times destinations of a transaction: the event loop is blocked for less than 0.1 s
+PATH_MAX = 16  # groups that a transaction has passed
 PAYLOAD_FRAMING_BYTES = 6  # at most
 
 _OF_SNAPSHOTS = (pb.SNAPSHOT_SYNC, pb.LAST_FULL_SYNC_ENTRY)
@@ -48,8 +49,10 @@ def check(transaction: pb.Transaction) -> Iterable[str]:
     if highest >= len(sizes):
         raise MalformedInput(f"Transaction {transaction.replication_id} refers to payload {highest} of {len(sizes)}")
     found = check_shares((sizes[payload], destinations) for payload, destinations in entries)
-    for destination in found:
-        check_remote_id(destination)
+    for name in (*found, *transaction.path):
+        check_remote_id(name)
+    if len(transaction.path) > PATH_MAX:
+        raise MalformedInput(f"Transaction {transaction.replication_id} has passed {len(transaction.path)} groups, of {PATH_MAX} at most")
     if transaction.timestamp_us > TIMESTAMP_US_MAX:
         raise MalformedInput(
             f"Transaction {transaction.replication_id} has timestamp_us {transaction.timestamp_us}, after the year 9999",
@@ -120,6 +123,7 @@ def received(transaction: pb.Transaction, position: Position, remote_id: str) ->
         type=transaction.type,
         request_id=transaction.request_id,
         payloads=payloads,
+        path=transaction.path,
     )
 
 

@@ -59,12 +59,13 @@ def lab(tmp_path_factory: pytest.TempPathFactory, broker_version: str) -> Iterat
 class Source:
     """An application with a table, which it transmits: whole in full syncs, its changes as log entries."""
 
-    def __init__(self, lab: Lab, client_name: str) -> None:
+    def __init__(self, lab: Lab, client_name: str, node: str = "e1", to: str = "west") -> None:
+        self._to = to
         self.client_name = client_name
         self.stock = dict.fromkeys(range(ITEMS), 0)
         self.last = ""
         self._lock = threading.Lock()
-        self.publisher = Publisher([lab.nodes["e1"].door], f"{client_name}-app", client_name, confirm_timeout_s=60)
+        self.publisher = Publisher([lab.nodes[node].door], f"{client_name}-app", client_name, confirm_timeout_s=60)
         self.publisher.on_full_sync(self._provide)
 
     def _provide(self, request: FullSyncRequest, context: FullSyncContext) -> None:
@@ -82,7 +83,7 @@ class Source:
             if count is not None:
                 self.stock[item] = count
             body = json.dumps({"table": "stock", "op": op, "rows": [row]}).encode()
-            self.last = self.publisher.transmit_log_entry_message(body, ["west"]).replication_id
+            self.last = self.publisher.transmit_log_entry_message(body, [self._to]).replication_id
 
     def change_many(self, seed: int, count: int) -> None:
         for number in range(seed, seed + count):

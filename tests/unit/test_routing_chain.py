@@ -36,9 +36,10 @@ def test_a_destination_gets_its_payloads_in_the_order_of_the_entries() -> None:
 
 
 def test_received_keeps_what_identifies_a_transaction() -> None:
-    got = chain.received(transaction(replication_id="p/1", timestamp_us=5), at(9), "west")
+    got = chain.received(transaction(replication_id="p/1", timestamp_us=5, path=["first", "second"]), at(9), "west")
     assert got is not None
     assert (chain.position_of(got.position), got.replication_id, got.timestamp_us, list(got.payloads)) == (at(9), "p/1", 5, [b"b", b"a"])
+    assert list(got.path) == ["first", "second"]
     assert chain.received(transaction(), at(9), "north") is None
 
 
@@ -61,6 +62,8 @@ def test_an_end_marker_goes_to_whoever_asked_even_without_payloads() -> None:
         {"timestamp_us": 2**64 - 1},
         {"client_name": "a_b"},
         {"entries": [pb.RoutingTableEntryMsg(destinations=["a_b"])]},
+        {"path": ["a_b"]},
+        {"path": [f"group-{number}" for number in range(chain.PATH_MAX + 1)]},
     ],
 )
 def test_a_transaction_that_cannot_be_sent_on_is_refused(more: dict[str, object]) -> None:
