@@ -5,7 +5,8 @@ Rules:
   - The state comes only from the Reception and Demand entries of the sink group's log: `noted` for each one, in log order,
     whether this node appended it or read it. `accept` changes nothing.
   - A batch continues the queue's chain (`previous` is the last transaction here), or restarts it (`previous` = (0, 0) and a
-    snapshot's marker at its head); the first batch may do either. An overlap is cut off; any other batch is a gap and is refused.
+    snapshot's marker at its head); the first batch may do either. An overlap is cut off; any other batch is a gap and is refused. So is another
+    restart at or below the last transaction: it comes from a source that was told of safe entries only, and asks again.
   - An accepted batch counts for a source only when its log entry is safe: `status` has only safe entries, acks wait for them, and
     entries that are cut off the log are undone.
 
@@ -99,11 +100,14 @@ class Sink:
         if held.tail.state.is_of_other_log(batch.log_id):
             raise other_log(batch.source, held.tail.state.log_id, batch.log_id)
         last, previous = held.tail.state.last, position_of(batch.previous)
+        restarts = previous == START and may_restart(batch.transactions[0])
         if positions[-1] <= last:
+            if restarts and positions[0] != held.tail.state.begun:  # the source does not know of a batch that is not safe yet
+                return Gap(last)
             return Repeat(positions[-1], self._holder(held, positions[-1]))
         if previous == last != START:
             return Accept(positions[-1])
-        if previous == START and positions[0] > last and may_restart(batch.transactions[0]):
+        if restarts and positions[0] > last:
             return Accept(positions[-1])
         if last not in positions:
             return Gap(last)

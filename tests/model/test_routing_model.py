@@ -568,6 +568,19 @@ World.TestCase.settings = settings(max_examples=300, stateful_step_count=60, dea
 TestWorld = World.TestCase
 
 
+def test_an_empty_snapshot_below_a_marker_that_is_not_safe_at_the_sink() -> None:
+    world = World()
+    world.begin(provider=True)
+    world.connect()
+    world.delta(count=1, key="a")
+    world.answer()
+    world.status_safe()
+    world.provider_leaves(seldom=0)
+    world.carry(count=1, fate="deliver")
+    world.disconnect(keep=0)
+    world.teardown()
+
+
 def test_rows_that_are_trimmed_before_their_provider_leaves() -> None:
     world = World()
     world.begin(provider=True)

@@ -76,6 +76,14 @@ def test_a_chain_starts_anew_only_at_a_snapshot() -> None:
     assert sink.accept(QUEUE, batch(0, 4, 9, kind=ROWS, request="r", payloads=0)) == Gap(at(5))
 
 
+def test_another_restart_below_what_is_not_safe_yet_is_no_repeat() -> None:
+    """A source that was told of nothing safe begins below a marker that it had sent before: its first deltas are not there."""
+    marker = batch(0, 4, kind=ROWS, request="r", payloads=0)
+    sink = sink_at(marker)
+    assert sink.accept(QUEUE, marker) == Repeat(at(4), 1)
+    assert sink.accept(QUEUE, batch(0, 2, kind=END, request="empty", payloads=0)) == Gap(at(4))
+
+
 def test_a_queue_begins_with_a_snapshot() -> None:
     assert Sink().accept(QUEUE, batch(0, 9)) == Gap(START)
     assert Sink().accept(QUEUE, batch(0, 9, kind=ROWS, request="r")) == Gap(START)
