@@ -38,7 +38,7 @@ from .view_reader import View, ViewReader
 log = logging.getLogger("lrq_ha.sites")
 
 TICK_S = 0.25
-WATCH_INTERVAL_S = 1.0
+WATCH_INTERVAL_S = 5.0
 TROUBLES_SHOWN_MAX = 3
 
 
@@ -233,7 +233,7 @@ class Sites:
             for site in self._sites:
                 for driver in list(site.drivers.values()):
                     driver.look_for_danger()
-                await asyncio.sleep(0)
+                    await asyncio.sleep(0)
 
     def _done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)

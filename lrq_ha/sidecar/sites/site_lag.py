@@ -16,7 +16,6 @@ from typing import Any
 
 from broker_plugin.log.streams import segment_bytes
 from lrq_ha.replication.retention import Mark, Retention
-from lrq_ha.routing.chain import START
 from lrq_ha.routing.messages import Stream
 from lrq_ha.routing.session import Session
 
@@ -99,7 +98,7 @@ class SiteLag:
     def tell(self, session: Session, now: float) -> dict[str, Any]:
         """For the status: how far a session is behind. `now`: as in `tick`."""
         has = session.reached.sequence
-        if session.reached == START:
+        if not has:
             return dict.fromkeys(("lag_entries", "lag_bytes", "lag_seconds", "bytes_left"))
         needed = [self._sizes[stream] for stream in session.views]
         sizes = [size for size in needed or [self._sizes[Stream.LOG_ENTRIES]] if size.view.tail > has]
@@ -113,7 +112,7 @@ class SiteLag:
     def trouble(self, session: Session) -> str:
         """Text: entries that a session needs may be dropped soon, or have been; empty if not. Its part before the first colon says which."""
         has, route = session.reached.sequence, session.route
-        if session.reached == START:
+        if not has:
             return ""
         for size in (self._sizes[stream] for stream in session.views):
             if not size.in_danger(has):
