@@ -42,6 +42,7 @@ LEADER, FIRST, LAST, PREVIOUS, SAFE, EPOCH, SETS, RENEWAL = (
     "x-lrq-renewal",
 )
 FENCE, FENCE_OUT, OPEN = "x-lrq-fence", "x-lrq-fence-out", "x-lrq-open"
+SOFTWARE = "x-lrq-software"  # of an OPEN: the version that writes what follows
 PARTS, PART = "x-lrq-parts", "x-lrq-part"
 GENERATION = "x-lrq-generation"  # of the writer, on each record of an applied record
 CONTROL = "x-lrq-control"
@@ -125,6 +126,12 @@ def check_writer(writer: pb.Writer, sequence: int) -> None:
     if writer.protocol > PROTOCOL:
         wrote = f"entry {sequence} of the log and what follows was written by lrq-ha {writer.software} (protocol {writer.protocol})"
         raise UnsuitableVersion(f"{wrote}; this is lrq-ha {__version__}, which reads up to protocol {PROTOCOL}", todo=RUN_THE_NEWER)
+
+
+def unknown_record(after: int, software: str) -> UnsuitableVersion:
+    """The refusal of a record that is no batch, FENCE or OPEN. `after`: the last entry before it; `software`: the version that wrote it."""
+    wrote = f"a record of this node's log behind entry {after}, written by lrq-ha {software}"
+    return UnsuitableVersion(f"{wrote}, is of a kind that lrq-ha {__version__} does not know", todo=RUN_THE_NEWER)
 
 
 def parse_batch(headers: dict[str, Any]) -> tuple[BatchHeader, int]:

@@ -23,6 +23,7 @@ from lrq_ha.replication.positions import RangeSet
 from lrq_ha.replication.queue_filter import Kind
 from lrq_ha.replication.queues import QueueKey
 from lrq_ha.replication.renewal_progress import Passes
+from lrq_ha.routing.commits import Commits
 from lrq_ha.routing.sink import Sink
 from lrq_ha.routing.statuses import Statuses, Told
 
@@ -45,6 +46,7 @@ class Index:
         producers: Whose those are.
         generations, filter: Which copies count, and what becomes of each.
         sink, statuses: Receptions from other sites, and their statuses.
+        commits: The positions of the receivers of this group's applications.
         tallies: The lengths of the primary's queues, for a backup; a primary knows its own.
         passes: Messages that a renewal has to move (R17).
         departures: Queues known for a while only.
@@ -61,6 +63,7 @@ class Index:
         self.filter = DeliveryFilter(self.generations)
         self.sink = Sink()
         self.statuses = Statuses()
+        self.commits = Commits()
         self.tallies = QueueTallies()
         self.passes = Passes()
         self.departures = RetiredQueues()
@@ -125,6 +128,8 @@ class Index:
                 self.sink.noted(first, run.reception.queue, pb.ReceivedBatch.FromString(run.reception.body))
             case "demand":
                 self.sink.demanded(first, run.demand.queue, run.demand.reason)
+            case "commit":
+                self.commits.noted(first, run.commit)
             case "status":
                 if run.status.producer:
                     self.dedup.add(run.status.producer, run.status.id, 1, first)
@@ -199,6 +204,7 @@ class Index:
         self.departures.cut(first)
         self.sink.cut(first)
         self.statuses.cut(first)
+        self.commits.cut(first)
         self.tallies.cut(first)
         self.passes.cut(first)
 
@@ -209,6 +215,7 @@ class Index:
         self.filter.safe(upto)
         self.sink.safe(upto)
         self.statuses.safe(upto)
+        self.commits.safe(upto)
 
     # ---- checkpoints -------------------------------------------------------------------------------------------------
 
@@ -227,6 +234,7 @@ class Index:
             renewals=[pb.Renewal(sequence=at, renewal=which) for at, which in log.renewals],
             writer=codec.WRITER,
             log_id=self.log_id,
+            commits=self.commits.rows(),
             moving=[pb.MovingQueue(vhost=key[0], queue=key[1], before=before) for key, before in self.passes.unfinished().items()],
         )
 
@@ -246,4 +254,5 @@ class Index:
         self.dedup = Dedup.restored((part.producer, part.ids, part.others) for part in entry.producers)
         self.sink.load(entry.received, sequence - 1)
         self.declared.restore(sequence, entry)
+        self.commits.load(entry.commits)
         self.statuses.load(Told(kept.sequence, pb.Status.FromString(kept.body)) for kept in entry.statuses)

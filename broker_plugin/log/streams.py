@@ -304,7 +304,7 @@ class Streams:
         await channel.consume(queue, on_delivery, arguments={OFFSET: start}, on_cancel=lambda _tag: fail(done, reading_ended(queue)))
         writer = self._need(self._records)
         self._places.written += queue == self.log_queue
-        writer.publish(self.exchange, queue, b"", {codec.OPEN: self.generation}, mandatory=True)
+        writer.publish(self.exchange, queue, b"", {codec.OPEN: self.generation, codec.SOFTWARE: codec.WRITER.software}, mandatory=True)
         await writer.confirmed()
         try:
             return await done

@@ -10,6 +10,8 @@ from ..amqp.frames import Route
 from ..session.decisions import LOCAL, LOGGED, Decision
 from ..session.session import ClientSession
 
+_OWN_KINDS = {names.STATUS: Decision.STATUS, names.DEMAND: Decision.DEMAND, names.COMMIT: Decision.COMMIT}
+
 
 def decide(session: ClientSession, route: Route) -> Decision:
     """The destination of publishes on this route."""
@@ -29,10 +31,8 @@ def decide(session: ClientSession, route: Route) -> Decision:
         return Decision.FORBIDDEN
     if route.routing_key in (names.SEND_LOG_ENTRIES, names.SEND_SNAP_SYNC):
         return Decision.TRANSMIT
-    if route.routing_key == names.STATUS:
-        return Decision.STATUS
-    if route.routing_key == names.DEMAND:
-        return Decision.DEMAND
+    if route.routing_key in _OWN_KINDS:
+        return _OWN_KINDS[route.routing_key]
     if names.parse_recv_queue(route.routing_key) is not None and session.peer is not None and session.peer.site:
         return Decision.RECEIVE
     return Decision.FORBIDDEN

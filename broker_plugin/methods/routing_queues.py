@@ -1,8 +1,8 @@
 """Publishes and questions that end at the door instead of at the broker: routing queues, and pushes of other nodes and sites.
 
 Rules:
-- In the vhost `lrq` a client publishes to `LRQ_Send_LogEntries`, `LRQ_Send_SnapSync`, `LRQ_Status` and `LRQ_Demand` only; each message becomes an
-  entry of the log and is acked when that entry is safe.
+- In the vhost `lrq` a client publishes to `LRQ_Send_LogEntries`, `LRQ_Send_SnapSync`, `LRQ_Status`, `LRQ_Demand` and `LRQ_Commit` only; each message
+  becomes an entry of the log and is acked when that entry is safe.
 - A publish that ends here never reaches the broker. It must take no less right than there. So at the login of a producer the broker is asked whether
   the user may publish to queues by their names (write on `amq.default`); a client without a producer publishes nothing here.
 - Clients read `LRQ_Recv_*` and `LRQ_Status`, as far as the broker lets them. The log and the views hold messages of others.
@@ -24,6 +24,7 @@ from lrq_ha.errors import LrqError, NotPrimary
 from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.replication.deduplication import ReplicationId
 from lrq_ha.routing import chain, names, statuses
+from lrq_ha.routing.commits import COMMIT_BYTES_MAX
 from lrq_ha.routing.names import DEMANDS_QUESTION, SINK_QUESTION
 from lrq_ha.routing.sink import Accept, AcceptTrimmed, Gap
 
@@ -41,7 +42,7 @@ NAMES_SHOWN = 10
 REQUEST_ID_BYTES_MAX = 128  # the request ID is part of the answer to another sidecar
 DEMAND_BYTES_MAX = 1_024
 _COUNT_MAX = (1 << 32) - 1  # of a declare-ok
-_OF_PRODUCERS = (Decision.TRANSMIT, Decision.STATUS, Decision.DEMAND)
+_OF_PRODUCERS = (Decision.TRANSMIT, Decision.STATUS, Decision.DEMAND, Decision.COMMIT)
 
 
 def may_read(session: ClientSession, queue: str) -> bool:
@@ -69,6 +70,8 @@ def take(session: ClientSession, channel: ClientChannel, decision: Decision, met
             _status(session, channel, header, body)
         elif decision is Decision.DEMAND:
             _demand(session, channel, body)
+        elif decision is Decision.COMMIT:
+            _commit(session, channel, body)
         elif decision is Decision.RECEIVE:
             _receive(session, channel, route.routing_key, body)
         else:
@@ -181,6 +184,20 @@ def _demand(session: ClientSession, channel: ClientChannel, body: bytes) -> None
     publisher_confirms.ended_here(session, channel, session.replica.append(pb.Run(demand=demand), 1, len(body)))
 
 
+def _commit(session: ClientSession, channel: ClientChannel, body: bytes) -> None:
+    if not session.producer:
+        raise LrqError("a commit needs a producer", todo="announce it in the client property lrq_producer")
+    if len(body) > COMMIT_BYTES_MAX:
+        raise LrqError(f"a commit of {len(body)} bytes, of {COMMIT_BYTES_MAX} at most", todo="commit a shorter value")
+    commit = _parse(pb.Commit, body)
+    names.check_producer(commit.receiver)
+    commit.user = session.user
+    index = session.replica.index
+    if refusal := index.commits.refusal(commit, index.sink.newest(commit.queue).last):
+        raise LrqError(refusal)
+    publisher_confirms.ended_here(session, channel, session.replica.append(pb.Run(commit=commit), 1, len(body)))
+
+
 def _check_client(session: ClientSession, client_name: str) -> None:
     """Refuses a client that has no session, as the log knows too many: its log entries would be confirmed, and go nowhere."""
     if not session.replica.index.statuses.has_room(client_name):
@@ -219,7 +236,12 @@ def _receive(session: ClientSession, channel: ClientChannel, queue: str, body: b
 
 def receivers_answer(session: ClientSession, question: str) -> bytes | None:
     """The body that answers a receiver's basic.get; None: not a question."""
-    if not names.is_routing(session.vhost) or not question.startswith(names.RECEIVERS_QUESTION):
+    if not names.is_routing(session.vhost):
+        return None
+    if question.startswith(names.POSITION_QUESTION):
+        receiver, _, queue = question.removeprefix(names.POSITION_QUESTION).rpartition("/")
+        return session.replica.index.commits.of(receiver, queue).SerializeToString()
+    if not question.startswith(names.RECEIVERS_QUESTION):
         return None
     client_name = question.removeprefix(names.RECEIVERS_QUESTION)
     return pb.ReceiveQueues(queues=session.replica.index.sink.receive_states(client_name)).SerializeToString()

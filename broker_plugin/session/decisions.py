@@ -15,6 +15,7 @@ class Decision(Enum):
     TRANSMIT = "a log entry for other sites"
     STATUS = "a status for the log"
     DEMAND = "a full sync that is wanted from a source"
+    COMMIT = "a receiver's position for the log"
     RECEIVE = "a batch from another site"
     FORBIDDEN = "nowhere"
     UNASKED = "not known before the broker has been asked"

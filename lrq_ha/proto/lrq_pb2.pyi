@@ -156,7 +156,7 @@ class Batch(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., first: _Optional[int] = ..., count: _Optional[int] = ..., previous_epoch: _Optional[int] = ..., timestamp_us: _Optional[int] = ..., runs: _Optional[_Iterable[_Union[Run, _Mapping]]] = ...) -> None: ...
 
 class Run(_message.Message):
-    __slots__ = ("enqueues", "dequeue", "reject", "moved", "refused", "purge", "topology", "transmission", "reception", "members", "marker", "checkpoint", "status", "tally", "renewed", "moving", "demand")
+    __slots__ = ("enqueues", "dequeue", "reject", "moved", "refused", "purge", "topology", "transmission", "reception", "members", "marker", "checkpoint", "status", "tally", "renewed", "moving", "demand", "commit")
     ENQUEUES_FIELD_NUMBER: _ClassVar[int]
     DEQUEUE_FIELD_NUMBER: _ClassVar[int]
     REJECT_FIELD_NUMBER: _ClassVar[int]
@@ -174,6 +174,7 @@ class Run(_message.Message):
     RENEWED_FIELD_NUMBER: _ClassVar[int]
     MOVING_FIELD_NUMBER: _ClassVar[int]
     DEMAND_FIELD_NUMBER: _ClassVar[int]
+    COMMIT_FIELD_NUMBER: _ClassVar[int]
     enqueues: Enqueues
     dequeue: Dequeue
     reject: Dequeue
@@ -191,7 +192,8 @@ class Run(_message.Message):
     renewed: Renewed
     moving: Moving
     demand: Demand
-    def __init__(self, enqueues: _Optional[_Union[Enqueues, _Mapping]] = ..., dequeue: _Optional[_Union[Dequeue, _Mapping]] = ..., reject: _Optional[_Union[Dequeue, _Mapping]] = ..., moved: _Optional[_Union[Moved, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., purge: _Optional[_Union[Purge, _Mapping]] = ..., topology: _Optional[_Union[Topology, _Mapping]] = ..., transmission: _Optional[_Union[Transmission, _Mapping]] = ..., reception: _Optional[_Union[Reception, _Mapping]] = ..., members: _Optional[_Union[Members, _Mapping]] = ..., marker: _Optional[_Union[Marker, _Mapping]] = ..., checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ..., status: _Optional[_Union[StatusEntry, _Mapping]] = ..., tally: _Optional[_Union[Tally, _Mapping]] = ..., renewed: _Optional[_Union[Renewed, _Mapping]] = ..., moving: _Optional[_Union[Moving, _Mapping]] = ..., demand: _Optional[_Union[Demand, _Mapping]] = ...) -> None: ...
+    commit: Commit
+    def __init__(self, enqueues: _Optional[_Union[Enqueues, _Mapping]] = ..., dequeue: _Optional[_Union[Dequeue, _Mapping]] = ..., reject: _Optional[_Union[Dequeue, _Mapping]] = ..., moved: _Optional[_Union[Moved, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., purge: _Optional[_Union[Purge, _Mapping]] = ..., topology: _Optional[_Union[Topology, _Mapping]] = ..., transmission: _Optional[_Union[Transmission, _Mapping]] = ..., reception: _Optional[_Union[Reception, _Mapping]] = ..., members: _Optional[_Union[Members, _Mapping]] = ..., marker: _Optional[_Union[Marker, _Mapping]] = ..., checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ..., status: _Optional[_Union[StatusEntry, _Mapping]] = ..., tally: _Optional[_Union[Tally, _Mapping]] = ..., renewed: _Optional[_Union[Renewed, _Mapping]] = ..., moving: _Optional[_Union[Moving, _Mapping]] = ..., demand: _Optional[_Union[Demand, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ...) -> None: ...
 
 class Enqueues(_message.Message):
     __slots__ = ("vhost", "channel", "frames", "lengths", "producer", "id_first")
@@ -311,6 +313,26 @@ class Demand(_message.Message):
     reason: str
     def __init__(self, queue: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
 
+class Commit(_message.Message):
+    __slots__ = ("receiver", "queue", "value", "position", "token", "expected", "user", "phase")
+    RECEIVER_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_FIELD_NUMBER: _ClassVar[int]
+    USER_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    receiver: str
+    queue: str
+    value: str
+    position: Position
+    token: str
+    expected: str
+    user: str
+    phase: str
+    def __init__(self, receiver: _Optional[str] = ..., queue: _Optional[str] = ..., value: _Optional[str] = ..., position: _Optional[_Union[Position, _Mapping]] = ..., token: _Optional[str] = ..., expected: _Optional[str] = ..., user: _Optional[str] = ..., phase: _Optional[str] = ...) -> None: ...
+
 class StatusEntry(_message.Message):
     __slots__ = ("body", "producer", "id")
     BODY_FIELD_NUMBER: _ClassVar[int]
@@ -346,7 +368,7 @@ class Marker(_message.Message):
     def __init__(self, nodes: _Optional[_Iterable[int]] = ..., writer: _Optional[_Union[Writer, _Mapping]] = ..., log_id: _Optional[bytes] = ...) -> None: ...
 
 class Checkpoint(_message.Message):
-    __slots__ = ("epochs", "sets", "producers", "received", "statuses", "auto_delete_exchanges", "renewal", "renewals", "marks", "moving", "definitions", "writer", "log_id")
+    __slots__ = ("epochs", "sets", "producers", "received", "statuses", "auto_delete_exchanges", "renewal", "renewals", "marks", "moving", "definitions", "writer", "log_id", "commits")
     EPOCHS_FIELD_NUMBER: _ClassVar[int]
     SETS_FIELD_NUMBER: _ClassVar[int]
     PRODUCERS_FIELD_NUMBER: _ClassVar[int]
@@ -360,6 +382,7 @@ class Checkpoint(_message.Message):
     DEFINITIONS_FIELD_NUMBER: _ClassVar[int]
     WRITER_FIELD_NUMBER: _ClassVar[int]
     LOG_ID_FIELD_NUMBER: _ClassVar[int]
+    COMMITS_FIELD_NUMBER: _ClassVar[int]
     epochs: _containers.RepeatedCompositeFieldContainer[EpochStart]
     sets: _containers.RepeatedCompositeFieldContainer[SetEntry]
     producers: _containers.RepeatedCompositeFieldContainer[ProducerRanges]
@@ -373,7 +396,8 @@ class Checkpoint(_message.Message):
     definitions: bytes
     writer: Writer
     log_id: bytes
-    def __init__(self, epochs: _Optional[_Iterable[_Union[EpochStart, _Mapping]]] = ..., sets: _Optional[_Iterable[_Union[SetEntry, _Mapping]]] = ..., producers: _Optional[_Iterable[_Union[ProducerRanges, _Mapping]]] = ..., received: _Optional[_Iterable[_Union[ReceiveState, _Mapping]]] = ..., statuses: _Optional[_Iterable[_Union[KeptStatus, _Mapping]]] = ..., auto_delete_exchanges: _Optional[_Iterable[_Union[Topology, _Mapping]]] = ..., renewal: _Optional[bool] = ..., renewals: _Optional[_Iterable[_Union[Renewal, _Mapping]]] = ..., marks: _Optional[_Iterable[_Union[LogMark, _Mapping]]] = ..., moving: _Optional[_Iterable[_Union[MovingQueue, _Mapping]]] = ..., definitions: _Optional[bytes] = ..., writer: _Optional[_Union[Writer, _Mapping]] = ..., log_id: _Optional[bytes] = ...) -> None: ...
+    commits: _containers.RepeatedCompositeFieldContainer[Commit]
+    def __init__(self, epochs: _Optional[_Iterable[_Union[EpochStart, _Mapping]]] = ..., sets: _Optional[_Iterable[_Union[SetEntry, _Mapping]]] = ..., producers: _Optional[_Iterable[_Union[ProducerRanges, _Mapping]]] = ..., received: _Optional[_Iterable[_Union[ReceiveState, _Mapping]]] = ..., statuses: _Optional[_Iterable[_Union[KeptStatus, _Mapping]]] = ..., auto_delete_exchanges: _Optional[_Iterable[_Union[Topology, _Mapping]]] = ..., renewal: _Optional[bool] = ..., renewals: _Optional[_Iterable[_Union[Renewal, _Mapping]]] = ..., marks: _Optional[_Iterable[_Union[LogMark, _Mapping]]] = ..., moving: _Optional[_Iterable[_Union[MovingQueue, _Mapping]]] = ..., definitions: _Optional[bytes] = ..., writer: _Optional[_Union[Writer, _Mapping]] = ..., log_id: _Optional[bytes] = ..., commits: _Optional[_Iterable[_Union[Commit, _Mapping]]] = ...) -> None: ...
 
 class Definitions(_message.Message):
     __slots__ = ("rows",)

@@ -25,6 +25,7 @@ from lrq_ha.routing import names
 from lrq_ha.streams.node_connection import NodeConnection, address_of
 
 from .errors import ReceiverError
+from .group_positions import GroupPositions
 from .listener import Importer, Listener, ListenerImporter, PositionStore
 from .source_reader import CONNECT_S, SourceReader, parse_id
 from .states import State
@@ -80,11 +81,11 @@ class Receiver:
             name: Of the application, permanently: 1 to 128 letters, digits and ._:@-, a letter or digit first.
             listener: The application. A SqlListener keeps its own position.
             sources: Remote ids to receive from; None: every source, also those that appear later.
-            positions: Where the position is kept, for any other listener.
+            positions: Where the position is kept, for any other listener; None: in the log of the sink group.
             tls: For amqps:// addresses; None: the system's trusted CAs.
 
         Raises:
-            MalformedInput: A name, an address, or no place for the position.
+            MalformedInput: A name, an address, or a second place for the position.
         """
         if isinstance(nodes, str) or not nodes:
             raise MalformedInput(f"nodes is {nodes!r}", todo="It must be a non-empty list of amqp:// URLs")
@@ -93,7 +94,8 @@ class Receiver:
         self._nodes: list[pika.ConnectionParameters] = [address_of(node, tls) for node in nodes]
         self._sources = None if sources is None else {names.check_remote_id(source) for source in sources}
         self._listener = listener
-        self._importer = _importer(listener, positions)
+        self._group_positions = None if positions or isinstance(listener, Importer) else GroupPositions(self._nodes, self.name)
+        self._importer = _importer(listener, positions or self._group_positions)
         self._readers: dict[str, SourceReader] = {}
         self._ending = threading.Event()
         self._lock = threading.Lock()
@@ -126,13 +128,14 @@ class Receiver:
         """
         self.start()
         while not self._ending.wait(0.1):
-            for reader in self._list_readers():
-                if reader.failure is not None:
-                    self.stop()
-                    raise reader.failure
+            failures = [reader.failure for reader in self._list_readers()]
+            fenced = self._group_positions.fenced if self._group_positions else None
+            if failure := next(filter(None, (*failures, fenced)), None):
+                self.stop()
+                raise failure
 
     def stop(self, timeout_s: float = 30.0) -> bool:
-        """Ends after the lists under way; returns whether every thread has ended within `timeout_s`."""
+        """Ends after the lists under way; returns whether every thread has ended, and every position is written, within `timeout_s`."""
         deadline = time.monotonic() + timeout_s
         with self._lock:  # no reader starts from now on
             self._ending.set()
@@ -142,7 +145,9 @@ class Receiver:
         for thread in threads:
             if thread is not threading.current_thread():
                 thread.join(max(0.0, deadline - time.monotonic()))
-        return not any(thread.is_alive() for thread in threads if thread is not threading.current_thread())
+        ended = not any(thread.is_alive() for thread in threads if thread is not threading.current_thread())
+        written = self._group_positions is None or self._group_positions.close(max(0.0, deadline - time.monotonic()))
+        return ended and written
 
     def status(self) -> dict[str, SourceStatus]:
         """The status of each source, by remote id."""
@@ -246,9 +251,5 @@ def _importer(listener: Listener, positions: PositionStore | None) -> Importer:
         if positions is not None:
             raise MalformedInput(f"{type(listener).__name__} keeps its own position", todo="Leave out `positions`")
         return listener
-    if positions is None:
-        raise MalformedInput(
-            f"{type(listener).__name__} has no place for its position",
-            todo="Give positions=SqlPositions(connect), or derive the listener from SqlListener",
-        )
+    assert positions is not None
     return ListenerImporter(listener, positions)

@@ -155,6 +155,13 @@ class Node(NodeBase):
         return bool(self.leading) and self.in_sync != self.settings.names.keys()
 
     @property
+    def heard(self) -> tuple[int, float] | None:
+        """For the next incarnation: the epoch of the primary that was last heard, and when. Before Opened: what this one has been told of it."""
+        if self.role is Role.STANDALONE:
+            return self._heard_before
+        return (self.last_heard_epoch, self.last_heard_leader) if self.last_heard_leader is not None else None
+
+    @property
     def tail_from(self) -> int:
         """First entry that this node refuses to drop, while it is diverged."""
         return self._follower.tail_from

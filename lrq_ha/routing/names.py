@@ -80,6 +80,11 @@ def receivers_question(client_name: str) -> str:
     return RECEIVERS_QUESTION + check_client_name(client_name)
 
 
+def position_question(receiver: str, queue: str) -> str:
+    """The name that a receiver gets from (basic.get) to learn its position in a receive queue: the body is a Commit."""
+    return f"{POSITION_QUESTION}{check_producer(receiver)}/{queue}"
+
+
 def client_key(client_name: str) -> str:
     """Key of a client's status in LRQ_Status."""
     return f"client/{check_client_name(client_name)}"
@@ -129,9 +134,12 @@ def _checked(text: str, valid: bool, what: str, rule: str) -> str:
 ROUTING_VHOST = "lrq"
 LOG_PREFIX = "LRQ_HA_"
 DEMAND = "LRQ_Demand"
+COMMIT = "LRQ_Commit"
+TAKEN_OVER = "another process has taken over receiver"  # begins the refusal of a commit
 SINK_QUESTION = "LRQ_Sink_"
 DEMANDS_QUESTION = "LRQ_Demands"
 RECEIVERS_QUESTION = "LRQ_Ask_queues/"
+POSITION_QUESTION = "LRQ_Ask_position/"
 
 
 def is_routing(vhost: str) -> bool:

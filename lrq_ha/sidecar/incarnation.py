@@ -209,7 +209,7 @@ class Incarnation:
             shut_out=self._log.streams.shut_out,
             paused=node.paused,
             defers_to=self.defers_to,
-            heard_before=(node.last_heard_epoch, node.last_heard_leader) if node.last_heard_leader is not None else None,
+            heard_before=node.heard,
             doubt=None if settled else doubt,
             refused=self._applier.refused,
             shortfall=None if begins_anew else self._replica.shortfall,

@@ -52,6 +52,7 @@ class MessageRefused(LrqError):
     """A node takes us, but not the message."""
 
     def __init__(self, queue: str, address: str, said: str) -> None:
+        self.said = said
         super().__init__(f"{queue} takes no such message at {address}: {said}", todo="Publishing there needs the right to write to amq.default")
 
 

@@ -16,6 +16,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
+from copy import copy
 from typing import Any
 
 import pika
@@ -75,7 +76,8 @@ class NodeConnection:
         while True:
             answers: dict[str, str] = {}
             hopeless = True
-            for parameters in nodes:
+            for given in nodes:
+                parameters = copy(given)  # other threads connect with it, too
                 parameters.client_properties = {"connection_name": name} | ({"lrq_producer": producer} if producer else {})
                 address = f"{parameters.host}:{parameters.port}"
                 try:

@@ -11,8 +11,9 @@ from contextlib import closing
 from pathlib import Path
 
 import docker
+import janitor
 import pytest
-from container_lab import bare_image, programs, root_folders, volumes, why_not
+from container_lab import ContainerLab, _labels, bare_image, programs, root_folders, volumes, why_not
 from load import eventually
 
 pytestmark = [pytest.mark.docker, pytest.mark.quick]
@@ -45,3 +46,13 @@ def test_containers_go_with_the_run_that_made_them(tmp_path: Path, number: signa
             assert len(client.containers.list(all=True, filters=filters)) == 1
             os.killpg(run.pid, number)
         eventually("its container to go", lambda: not client.containers.list(all=True, filters=filters))
+
+
+def test_a_lab_of_containers_is_watched_before_it_makes_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    watched: list[str] = []
+    monkeypatch.setattr(janitor, "watch", watched.append)
+    lab = ContainerLab.__new__(ContainerLab)
+    lab.nodes, lab._plans = {}, {}
+    lab._begin(0.0)
+    [(label, value)] = _labels().items()
+    assert watched == [f"{label}={value}"]

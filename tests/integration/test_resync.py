@@ -146,6 +146,9 @@ def test_a_new_primary_without_a_whole_snapshot_demands_one(lab: Lab, source: So
     on_record(lab, backup)
     lab.ctl(backup, "delete_queue", "-p", "lrq", queue)
     source.change_many(20, 5)
+    source.publisher.flush(60)
+    eventually("the site to have it", lambda: in_step(lab, source), 30)
+    all_applied(lab, primary, backup)  # its sidecar has begun another stream
     eventually("the backup to follow", lambda: told(lab, backup)["role"] == "ready", 60)
     before, identity = snapshot_of(lab, source.client_name), told(lab, primary)["log"]
     lab.kill(primary)

@@ -15,13 +15,13 @@ from unittest.mock import AsyncMock
 import pytest
 from pamqp import commands
 
-from broker_plugin.amqp import encode, frames
-from broker_plugin.door.peer import PeerConnection
+from broker_plugin.amqp import content_header, encode, frames
+from broker_plugin.door.peer import PUSH_CHANNEL, PeerConnection
 from broker_plugin.door.server import Door
 from broker_plugin.log import codec
 from broker_plugin.log.replica import Entry
 from lrq_ha.proto import lrq_pb2 as pb
-from lrq_ha.replication.events import Lead, Opened, OwnConfirmed, PeerConnected, PeerMessage, Prepare, WriteFence
+from lrq_ha.replication.events import Heartbeat, Lead, Opened, OwnConfirmed, PeerConnected, PeerMessage, Prepare, Send, WriteFence
 from lrq_ha.replication.log import LogState
 from lrq_ha.replication.positions import epoch_number
 from lrq_ha.sidecar import config as configuration
@@ -511,6 +511,35 @@ def test_a_primary_that_is_killed_while_it_is_not_read_is_not_heard_any_more(mon
         while backup.receiving.hears(2):
             await asyncio.sleep(0.01)
         assert backup.replica.to_apply_bytes >= LIMIT, "it is as far behind as it was"
+
+    live(check, monkeypatch)
+
+
+# ---- what arrives over a slow link ---------------------------------------------------------------------------------------
+
+
+def test_the_primary_is_told_how_much_of_a_large_batch_has_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a backup over a slow link made no progress for as long as the batch takes, and was taken out."""
+    whole = encode.publish_method(PUSH_CHANNEL, "", "log") + b"".join(
+        encode.content(PUSH_CHANNEL, content_header.header_payload(1 << 20), bytes(1 << 20), 1 << 17)
+    )
+
+    async def check(backup: Backup, _slow: Slow) -> None:
+        told: list[int] = []
+
+        def send(effect: Send) -> None:
+            if isinstance(effect.message, Heartbeat):
+                told.append(effect.message.arriving)
+
+        backup.incarnation._effects[Send] = send
+        start(backup)
+        backup.peer_end.client_data(whole[: 300 << 10])
+        assert backup.receiving.arriving_bytes() in range(290 << 10, 301 << 10)
+        while not told or not told[-1]:
+            await asyncio.sleep(0.01)
+        assert told[-1] == backup.receiving.arriving_bytes()
+        backup.core.node._follower.stop()
+        assert backup.receiving.arriving_bytes() == 0, "it follows nobody"
 
     live(check, monkeypatch)
 

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from broker_plugin.amqp.connection import Connection
 from lrq_ha.cli import list_nodes
 from lrq_ha.cli.adopt import _dies_by_key, read_definitions
+from lrq_ha.cli.flood import WARNINGS_MAX
 from lrq_ha.cli.main import main
 from lrq_ha.cli.sidecar import redact, set_up_logging
 from lrq_ha.errors import LrqError
@@ -181,6 +182,15 @@ def test_logs_have_level_and_logger_and_no_password(capsys: pytest.CaptureFixtur
     logging.getLogger("lrq_ha.door").info("to %s", "amqp://lrq:SECRET@h:1")
     text = capsys.readouterr().err
     assert "INFO lrq_ha.door: to amqp://lrq:***@h:1" in text
+
+
+def test_a_flood_of_warnings_does_not_fill_the_log(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logging.root, "handlers", [])
+    monkeypatch.setattr(logging.root, "level", logging.WARNING)
+    set_up_logging("info")
+    for number in range(10 * WARNINGS_MAX):
+        logging.getLogger("lrq_ha.door").warning("client %d is refused", number)
+    assert capsys.readouterr().err.count("is refused") == WARNINGS_MAX
 
 
 def test_a_name_makes_no_line_of_its_own_in_the_log(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

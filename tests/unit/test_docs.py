@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from named_tests import TESTS, defined
+from pika import exceptions
 
 from lrq_ha.cli.main import parser
 
@@ -163,3 +164,12 @@ def test_every_scenario_is_answered() -> None:
         assert [scenario for scenario, answer in rows if not ANSWER.search(answer) and answer != "answer"] == []
         for name in re.split(r"; |\n\s+", names):
             assert any(re.search(rf"(^|, ){re.escape(name)}($|[,:]| \()", scenario) for scenario, _ in rows), f"{section}: {name} is not answered"
+
+
+def test_what_pika_raises_at_a_door_that_refuses_is_named_and_caught() -> None:
+    """The names look fatal, so applications gave up; what the page advises to catch has to cover them."""
+    page = (ROOT / "docs" / "clients.md").read_text("utf-8")
+    for name in ("IncompatibleProtocolError", "ProbableAccessDeniedError", "ProbableAuthenticationError"):
+        assert f"`{name}`" in page
+        assert issubclass(getattr(exceptions, name), exceptions.AMQPError)
+    assert "except AMQPError" in page

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import signal
 import subprocess
@@ -18,13 +19,14 @@ from node_config import MINIMAL
 from pamqp import commands
 
 from broker_plugin.amqp import content_header, encode
+from broker_plugin.door.server import Door
 from lrq_ha.errors import LrqError
 from lrq_ha.interceptors import Accept, Client, Delivery, Enqueue, Interceptor, Message, Outcome, Point, Routed, Routing, Topology
 from lrq_ha.interceptors.audit import Audit
 from lrq_ha.interceptors.hanging import HANGS_S
 from lrq_ha.interceptors.plugins import Interceptors, Settings
 from lrq_ha.interceptors.runner import EVENT_BYTES, Runner
-from lrq_ha.sidecar.config import ConfigError, load
+from lrq_ha.sidecar.config import Config, ConfigError, load
 
 sys.path.append(str(Path(__file__).parents[1] / "plugins"))
 from installed import install
@@ -391,6 +393,20 @@ def test_the_door_closes_them_in_another_thread(site: Path, tmp_path: Path) -> N
     closing.join(TOLD_S)
     assert told.read_text() == "1"
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+
+
+def test_a_door_that_closes_watches_no_interceptor_any_more(site: Path) -> None:
+    """An orderly stop with one that refuses ended in a traceback: its timer could not be stopped in the thread that closes it."""
+    values = tomllib.loads(MINIMAL)
+    values["interceptors"] = {"gate-a": {"options": {"word": "no"}}}
+    door = Door(Config.model_validate(values).door_settings)
+    door.interceptors.start(lambda: None)
+    try:
+        assert signal.getitimer(signal.ITIMER_REAL) != (0.0, 0.0), "it is watched"
+        asyncio.run(door.close())
+        assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+    finally:
+        door.interceptors.end_asking()
 
 
 def test_a_thread_that_is_no_main_thread_watches_nothing(site: Path) -> None:

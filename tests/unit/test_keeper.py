@@ -71,7 +71,11 @@ def test_a_second_lab_does_not_end_the_one_that_runs(running: tuple[Path, subpro
     """`make lab` in a second terminal was refused, and killed the brokers of the first."""
     directory, process = running
     before = sorted(directory.rglob("*"))
+    with pytest.raises(LabError, match="A lab runs in"):
+        Lab({"east": 1}, directory).prepare()
+    assert sorted(directory.rglob("*")) == before
     for _ in range(2):
+        assert keeper.ask(directory, do="list") == {}
         assert main(["lab", "up", "--brokers-only", "--dir", str(directory)]) == 1
         assert f"A lab runs in {directory} already" in capsys.readouterr().err
     refused = Lab({"east": 1}, directory)

@@ -1946,6 +1946,34 @@ def test_when_a_primary_was_last_heard_outlives_an_incarnation() -> None:
     assert not again((E1_1, 98.0)).ok, "somebody has led since"
 
 
+def test_when_a_primary_was_last_heard_outlives_an_incarnation_that_does_not_come_to_its_log() -> None:
+    """It was forgotten where the broker let nobody in for a moment."""
+    settings = NodeSettings(2, {1: "e1", 2: "e2"})
+    assert Node(settings).heard is None
+    node = Node(settings, heard_before=(E1_1, 98.0))
+    assert node.heard == (E1_1, 98.0)
+    for batch in (*LOG, MARKER):
+        node.read_batch(batch)
+    node.handle(Opened(0, False), 100.0)
+    assert node.heard is None, "somebody has led since"
+    d = follower()
+    d.feed(PeerMessage(1, Heartbeat(d.node.leader_epoch, 5, 5, 0)))
+    assert d.node.heard == (d.node.leader_epoch, d.now)
+
+
+def test_a_promotion_says_what_the_broker_of_a_node_that_is_down_lacked() -> None:
+    d = follower()
+    d.hear(1, Hello(Role.ACTIVE, leaders_log(), d.node.leader_epoch, lacks=LACKS))
+    d.lose(1)
+    assert f"e1 said last: {LACKS}" in only(d.feed(PromoteRequest(frozenset({1}), dry_run=True)), Answer).text
+
+
+def test_nodes_tell_each_other_their_version_and_the_keys_that_must_be_equal() -> None:
+    node = Node(NodeSettings(2, {1: "e1", 2: "e2"}, software="0.2", shared=(("mode", '"strict"'),)))
+    told = node.hello(wants_answer=False)
+    assert (told.software, told.shared) == ("0.2", (("mode", '"strict"'),))
+
+
 def test_what_a_lead_says_counts_when_it_is_on_record() -> None:
     """Until then a restart forgets that this node is out of the set."""
     d = Driver(2)

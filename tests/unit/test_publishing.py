@@ -27,6 +27,7 @@ from broker_plugin.log.definitions import Definitions
 from broker_plugin.log.holds import QueueHold
 from broker_plugin.log.replica import Replica
 from broker_plugin.methods import publish as methods_publish
+from broker_plugin.reconcile.reconciler import LengthReconciler
 from broker_plugin.session.channel import ChannelState
 from broker_plugin.session.rights import Right
 from broker_plugin.session.session import Agreed
@@ -35,6 +36,7 @@ from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.replication.applied import AppliedTracker
 from lrq_ha.replication.levels import Levels
 from lrq_ha.replication.log import BatchHeader
+from lrq_ha.replication.queues import QueueKey
 from lrq_ha.replication.roles import Role
 from lrq_ha.sidecar.tables import DoorTable
 
@@ -117,6 +119,14 @@ class Connection:
         assert (body.epoch, body.first, body.count, body.previous_epoch, body.timestamp_us) == (257, first, count, 257, 7)
         self.runs += body.runs
         self.replica.progress.safe_advanced(self.log.end)
+
+    @property
+    def unsure(self) -> set[QueueKey]:
+        """Queues of which the census of lengths does not believe what it finds now, as their messages may be on their way."""
+        census: Any = SimpleNamespace(_door=SimpleNamespace(sessions=[self.relay]))
+        clients = LengthReconciler._clients(census)
+        assert clients is not None
+        return clients.unsure
 
 
 def message(queue: str, table: bytes, persistent: bool, body: bytes) -> tuple[bytes, bytes]:

@@ -21,7 +21,6 @@ from broker_plugin.door.server import Door
 from broker_plugin.log.messages import Delivery
 from broker_plugin.methods import acknowledge, consume, deliver
 from broker_plugin.methods import publish as methods_publish
-from broker_plugin.reconcile.reconciler import LengthReconciler
 from broker_plugin.renewal.queue_pause import QueuePause
 from broker_plugin.session.channel import ClientChannel
 from broker_plugin.session.flow_control import FlowControl
@@ -225,11 +224,25 @@ def test_what_comes_behind_the_last_word_is_not_taken_by_a_consumer_without_acks
         assert encode.ack(2, FIRST) not in connection.broker.data
         relay, key = connection.relay, ("/", "orders")
         channel, door = relay.channels[2], cast(Door, SimpleNamespace(sessions=[relay]))
-        clients = LengthReconciler._clients(cast(LengthReconciler, SimpleNamespace(_door=door)))
-        assert clients is not None
-        assert key in clients.unsure, "it is neither ready nor held: a tally would be too low"
+        assert key in connection.unsure, "it is neither ready nor held: a tally would be too low"
         channel.paused.update(channel.consumers)
         assert not QueuePause(door, relay.replica, key, {})._is_idle(), "a renewal would look for it too soon"
+
+    asyncio.run(scenario())
+
+
+def test_what_comes_for_a_channel_that_is_closing_is_not_taken_by_a_consumer_without_acks() -> None:
+    """It goes back with the channel: until then it is neither ready nor held."""
+
+    async def scenario() -> None:
+        connection = UnackedClient()
+        connection.relay.client_data(encode.method_frame(2, commands.Channel.Close(200, "", 0, 0)))
+        connection.relay.broker_data(b"".join(comes(FIRST, b"x")))
+        assert connection.dequeued() == []
+        assert encode.ack(2, FIRST) not in connection.broker.data
+        assert ("/", "orders") in connection.unsure, "a tally would be too low"
+        connection.relay.broker_data(encode.method_frame(2, commands.Channel.CloseOk()))
+        assert not connection.unsure
 
     asyncio.run(scenario())
 

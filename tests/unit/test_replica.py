@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+import tomllib
+from typing import Any
 
 import pytest
 from pamqp import base, commands
 from test_completion import Alone
 
 from broker_plugin.amqp import encode
+from broker_plugin.door.server import Door
 from broker_plugin.log import codec
 from broker_plugin.log.catalog import LocalQueues
 from broker_plugin.log.delivery_history import GIVEN_BACK_RANGES_MAX
@@ -17,8 +20,13 @@ from broker_plugin.log.messages import Delivery, Settled
 from broker_plugin.log.replica import Replica
 from lrq_ha.errors import NotPrimary
 from lrq_ha.proto import lrq_pb2 as pb
+from lrq_ha.replication.events import EntryKind, WriteBatch
 from lrq_ha.replication.levels import Levels
+from lrq_ha.replication.log import BatchHeader, LogState
+from lrq_ha.sidecar import config as configuration
+from lrq_ha.sidecar.incarnation import Incarnation
 from lrq_ha.sidecar.node.core import Core
+from lrq_ha.sidecar.node.recovery import _LogReading
 from lrq_ha.sidecar.node.task_scope import TaskScope
 
 
@@ -188,6 +196,31 @@ def test_an_entry_that_a_newer_version_has_written_is_refused() -> None:
     marker = pb.Run(marker=pb.Marker(nodes=[1, 2], writer=pb.Writer(software="9.1", protocol=codec.PROTOCOL)))
     with pytest.raises(codec.UnsuitableVersion, match=r"entry 13 .*, written by lrq-ha 9\.1, is of a kind that .* does not know\. Upgrade this node"):
         replica.index_batch(11, [marker, pb.Run(dequeue=pb.Dequeue(vhost="/", queue="orders", sequences=[1, 1])), newer])
+
+
+@pytest.mark.parametrize(("opened", "writer"), [({codec.SOFTWARE: "9.1"}, "9.1"), ({}, "of another version")])
+def test_a_record_of_an_unknown_kind_is_refused(opened: dict[str, str], writer: str) -> None:
+    """It was said to be a batch with wrong headers."""
+    nothing: Any = None
+    reading = _LogReading(led(10), nothing, nothing, nothing, None)
+    reading.take({codec.OPEN: 1, **opened}, b"")
+    with pytest.raises(codec.UnsuitableVersion, match=rf"behind entry 10, written by lrq-ha {writer}, is of a kind .* Upgrade this node"):
+        reading.take({"x-lrq-level": 2}, b"")
+
+
+def test_a_log_names_the_version_that_writes_it() -> None:
+    """In the first entry of each epoch, and in each CHECKPOINT, from which a restart reads."""
+    assert led(10).index.checkpoint(LogState(), renewal=False).writer == codec.WRITER
+    config = configuration.Config.model_validate(tomllib.loads(configuration.sample()))
+
+    async def go() -> list[pb.Run | codec.Publishes]:
+        incarnation = Incarnation(config, Door(config.door_settings))
+        marker = BatchHeader(257, 1, 1, 0, 257, ((1, frozenset({1, 2})),))
+        return incarnation._log._own_runs(WriteBatch(marker, EntryKind.MARKER, None))
+
+    [run] = asyncio.run(go())
+    assert isinstance(run, pb.Run)
+    assert (list(run.marker.nodes), run.marker.writer) == ([1, 2], codec.WRITER)
 
 
 @pytest.mark.parametrize("kind", ["marker", "checkpoint"])

@@ -61,9 +61,9 @@ def delivery(tag: int, sequence: int) -> bytes:
 
 
 class Draining:
-    """A connection whose channel has a consumer and transactions, and gets nothing for now."""
+    """A connection whose channel has a consumer, and transactions if not told otherwise, and gets nothing for now."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, tx: bool = True) -> None:
         self.connection = Connection()
         self.relay, self.door = self.connection.relay, self.connection.relay.door
         self.door.sessions.add(self.relay)
@@ -71,7 +71,8 @@ class Draining:
         self.hear(commands.Channel.CloseOk())
         self.say(commands.Channel.Open())
         self.channel = self.relay.channels[1]
-        self.say(commands.Tx.Select())
+        if tx:
+            self.say(commands.Tx.Select())
         self.say(commands.Basic.Consume(queue="orders", consumer_tag="c"))
         self.hear(commands.Basic.ConsumeOk("c"))
         self.door.draining = "a test"
@@ -109,6 +110,25 @@ def test_what_goes_back_and_waits_for_the_log_is_told_as_returning() -> None:
         drained.connection.replica.progress.safe_advanced(drained.connection.log.end)
         assert drained.told
         assert not drained.returning
+
+    asyncio.run(scenario())
+
+
+def test_the_census_does_not_count_what_goes_back_until_the_broker_has_heard_of_it() -> None:
+    """It is in no length of its queue and no client holds it: a tally was too low, and the backups removed it."""
+
+    async def scenario() -> None:
+        drained = Draining(tx=False)
+        drained.connection.log_is_safe = False
+        drained.channel.deliveries[9] = Delivery(("/", "others"), 9, ())
+        drained.say(commands.Basic.Ack(9))  # it reaches the broker when the log has it, and all behind it then
+        drained.connection.replica.flush()
+        drain.give_up(drained.door)
+        assert not drained.told
+        assert drained.connection.unsure == {("/", "orders")}
+        drained.connection.replica.progress.safe_advanced(drained.connection.log.end)
+        assert drained.told
+        assert not drained.connection.unsure
 
     asyncio.run(scenario())
 

@@ -146,12 +146,14 @@ class _LogReading:
         self._expected = expected
         self._skipped_upto = 0  # last sequence before the first CHECKPOINT of a log without its beginning
         self._skipped_top = 0
+        self._software = "of another version"  # that wrote what is read now
         self.batches = 0
         self.first = 0
 
     def take(self, headers: Mapping[str, Any], body: bytes) -> None:
         """One record of the stream, in order."""
         if codec.OPEN in headers:
+            self._software = str(headers.get(codec.SOFTWARE, self._software))
             return
         if codec.FENCE in headers:
             if self._expected is not None:
@@ -159,6 +161,8 @@ class _LogReading:
             self._skipped_top = max(self._skipped_top, int(headers[codec.FENCE]))
             self._node.read_fence(int(headers[codec.FENCE]), int(headers[codec.FENCE_OUT]))
             return
+        if codec.LAST not in headers:
+            raise codec.unknown_record(self._node.log.end, self._software)
         batch, _ = codec.parse_batch(dict(headers))
         runs = pb.Batch.FromString(body).runs
         if not self.first and not self._begin(batch, codec.checkpoint_of(runs)):

@@ -65,7 +65,8 @@ class SnapshotKeeper:
 
     def tell(self) -> dict[str, Any]:
         """For the status: each receive queue."""
-        return {queue: _tell(queue, state, self._age_s(queue)) for queue, state in self._replica.index.sink.states().items()}
+        index = self._replica.index
+        return {queue: _tell(queue, state, self._age_s(queue), index.commits.of_queue(queue)) for queue, state in index.sink.states().items()}
 
     def batch_written(self, queue: str) -> None:
         """An entry is written to a view of this node."""
@@ -106,7 +107,7 @@ class SnapshotKeeper:
             self._replica.append(pb.Run(demand=demand), 1, demand.ByteSize())
 
 
-def _tell(queue: str, state: ReceiveState, age_s: float | None) -> dict[str, Any]:
+def _tell(queue: str, state: ReceiveState, age_s: float | None, commits: list[pb.Commit]) -> dict[str, Any]:
     parts = parse_recv_queue(queue)
     return {
         "source": parts.remote_id if parts else None,
@@ -123,4 +124,11 @@ def _tell(queue: str, state: ReceiveState, age_s: float | None) -> dict[str, Any
             "bytes_behind": state.size - state.whole_size if state.whole != START else None,
         },
         "demand": state.demand_reason or None,
+        "receivers": {commit.receiver: _tell_receiver(commit, state) for commit in commits},
     }
+
+
+def _tell_receiver(commit: pb.Commit, state: ReceiveState) -> dict[str, Any]:
+    position = position_of(commit.position)
+    lag = state.last.sequence - position.sequence if position.epoch == state.last.epoch else None  # entries of the source's log, of any client
+    return {"position": str(position), "phase": commit.phase or None, "lag_entries": lag}
