@@ -115,7 +115,7 @@ class Holds(Enum):
     """The state of a receive queue at a sink, as the source sees it."""
 
     NOTHING = auto()
-    OTHER_LOG = auto()  # its entries are of another log: a group of the same name, or one that was set up again
+    OTHER_LOG = auto()  # its entries are of another log: a group of that name, or one that was set up again
     OTHER_HISTORY = auto()  # its last entry is not in the source's log, which has gone on from before it
     LATER_HISTORY = auto()  # as OTHER_HISTORY, and the log has not even come that far
     PART_OF_SNAPSHOT = auto()
