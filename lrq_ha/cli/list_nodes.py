@@ -12,7 +12,6 @@ import json
 import os
 import shutil
 import sys
-import textwrap
 import threading
 import time
 import urllib.error
@@ -31,7 +30,8 @@ from lrq_ha.replication.positions import epoch_name
 from lrq_ha.replication.roles import Role
 from lrq_ha.sidecar import config as configuration
 
-from .text import one_line
+from .list_sites import site_lines
+from .text import align_table, format_cell, format_size, one_line, wrap_remark
 
 STATUS_TIMEOUT_S = 2.0
 #: The time that background requests may cost a command.
@@ -47,8 +47,6 @@ NO_ANSWER = "no answer"
 _HEADINGS = ("NODE", "GROUP", "ROLE", "EPOCH", "IN SYNC", "LOG END", "LAG", "LAG S", "LOG LEFT")
 #: Columns of numbers, aligned to the right.
 _NUMBERS = frozenset({"LOG END", "LAG", "LAG S", "LOG LEFT"})
-_KIB, _UNITS = 1024, ("KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
-_CONTINUED = " " * 6  # before the further lines of a reason
 
 _WHERE = f"""\
 The nodes are taken from --dir (a lab), --config (that node and its peers), the configuration named by the environment
@@ -242,7 +240,7 @@ def _text(body: bytes) -> str:
 
 
 def as_text(reports: Sequence[Report], width: int | None) -> str:
-    """The nodes as an aligned table, and below it each one's role start and reason.
+    """The nodes as an aligned table, and below it each one's role start and reason; then the sites and receive queues of each primary.
 
     A backup's lag and its place in the in-sync set come from its primary, if that answers.
 
@@ -250,26 +248,15 @@ def as_text(reports: Sequence[Report], width: int | None) -> str:
         reports: The nodes' status.
         width: Columns that a line of a reason may have, unless one word is longer; None: each reason is one line.
     """
-    rows = [_HEADINGS, *(tuple(map(one_line, _row(report, primary_of(report.target.group, reports)))) for report in reports)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADINGS))]
-    lines = [
-        "  ".join(
-            cell.rjust(width) if heading in _NUMBERS else cell.ljust(width) for heading, cell, width in zip(_HEADINGS, row, widths)
-        ).rstrip()
-        for row in rows
+    primaries = {report.target.group: primary_of(report.target.group, reports) for report in reports}
+    lines = align_table(_HEADINGS, [_row(report, primaries[report.target.group]) for report in reports], _NUMBERS)
+    names = [one_line(report.target.name) for report in reports]
+    name_width = max(map(len, (_HEADINGS[0], *names)))
+    reasons = [
+        line for report, name in zip(reports, names) if (why := _why(report)) for line in wrap_remark(name.ljust(name_width), why, width)
     ]
-    reasons = [line for report in reports for line in _reason_lines(report, widths[0], width)]
-    return "\n".join([*lines, "", *reasons] if reasons else lines)
-
-
-def _reason_lines(report: Report, name_width: int, width: int | None) -> list[str]:
-    said = one_line(_why(report))
-    if not said:
-        return []
-    first = f"  {report.target.name.ljust(name_width)}  "
-    if width is None:
-        return [first + said]
-    return textwrap.wrap(said, width, initial_indent=first, subsequent_indent=_CONTINUED, break_long_words=False, break_on_hyphens=False)
+    sites = [line for group, primary in primaries.items() if primary for line in site_lines(group, primary.status, width)]
+    return "\n".join([*lines, *([""] if reasons else []), *reasons, *sites])
 
 
 def _why(report: Report) -> str:
@@ -311,27 +298,13 @@ def _row(report: Report, primary: Report | None) -> tuple[str, ...]:
         str(status.get("role", "?")) if status else NO_ANSWER,
         _epoch(status.get("epoch")),
         "-" if in_sync is None else "yes" if in_sync else "no",
-        *map(_cell, (status.get("end"), lag.get("lag_entries"), lag.get("lag_seconds"))),
-        _size(lag.get("log_bytes_left")),
+        *map(format_cell, (status.get("end"), lag.get("lag_entries"), lag.get("lag_seconds"))),
+        format_size(lag.get("log_bytes_left")),
     )
 
 
-def _cell(value: object) -> str:
-    return "-" if value is None else f"{value:.1f}" if isinstance(value, float) else str(value)
-
-
-def _size(value: object) -> str:
-    """Bytes in the largest unit of which there is at least one; any other value as it is."""
-    if not isinstance(value, int) or value < _KIB:
-        return _cell(value)
-    size, unit = float(value), -1
-    while size >= _KIB:
-        size, unit = size / _KIB, unit + 1
-    return f"{size:.{0 if size >= 99.95 else 1}f} {_UNITS[min(unit, len(_UNITS) - 1)]}"
-
-
 def _epoch(value: object) -> str:
-    return epoch_name(value) if isinstance(value, int) else _cell(value)
+    return epoch_name(value) if isinstance(value, int) else format_cell(value)
 
 
 def as_json(reports: Sequence[Report]) -> str:
@@ -362,7 +335,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "show every node: role, epoch, positions in the log, lag",
         "Asks every node and shows what it says. LAG and LAG S are what a backup lacks of its primary's log: entries, seconds. "
         "LOG LEFT: so much may still be written before the broker drops what that node needs next. Below the table stands since when each node has "
-        "its role, and why. All that a node says is in --format json.",
+        "its role, and why; then the sites to which a group sends, and its receive queues, if there are any. LEFT: as LOG LEFT, for the "
+        "entries that a site needs. All that a node says is in --format json.",
         "Exit code 0 if at least one node answered, 1 if none did.",
     )
     show.add_argument("--watch", action="store_true", help=f"again every {WATCH_INTERVAL_S:g} s until Ctrl-C")

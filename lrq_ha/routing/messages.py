@@ -20,7 +20,8 @@ from enum import Enum
 from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.replication.positions import Position
 from lrq_ha.routing import names
-from lrq_ha.routing.tables import Reason, State
+from lrq_ha.routing.chain import START
+from lrq_ha.routing.tables import Holds, Reason, State
 
 
 class Stream(Enum):
@@ -62,6 +63,16 @@ class SinkReport:
     in_history: bool = True
     bare: bool = False
     log_id: bytes = b""
+
+    def holds(self, log_id: bytes, known: Position) -> Holds:
+        """The state of the sink for a source with this log, of which entries up to `known` are known."""
+        if self.last == START:
+            return Holds.NOTHING
+        if self.log_id and log_id and self.log_id != log_id:
+            return Holds.OTHER_LOG
+        if not self.in_history:
+            return Holds.OTHER_HISTORY if self.last < known else Holds.LATER_HISTORY
+        return Holds.SNAPSHOT if self.snapshot_complete else Holds.PART_OF_SNAPSHOT
 
 
 @dataclass(frozen=True, slots=True)

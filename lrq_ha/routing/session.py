@@ -27,7 +27,8 @@ from lrq_ha.routing.messages import Effect, Event, Stream
 from lrq_ha.routing.reading import Reading
 from lrq_ha.routing.requests import CANCELLED, COMPLETED, REQUESTED, Mark, Requests, RequestWriter
 from lrq_ha.routing.route import Limits, Route
-from lrq_ha.routing.tables import NEGOTIATION, SENDING, TRANSITIONS, Holds, Reason, State, Step
+from lrq_ha.routing.snapshot_progress import SnapshotProgress
+from lrq_ha.routing.tables import NEGOTIATION, SENDING, TRANSITIONS, Reason, State, Step
 
 _NO_REQUEST = ""
 
@@ -59,6 +60,7 @@ class Session:
         self._taken = START  # marks and items up to here are sent or left out
         self._left_at = START  # `_taken` before the chain was to start at a request
         self._passed = START, START  # the last position sent when the chain was dropped, and the position up to which nothing else was to be sent
+        self._reached = START  # `reached` when the chain was dropped
         self.batches = Batches(route, self.limits)
         # Full syncs.
         self._provider: bool | None = None  # None: no status of the client has come
@@ -73,6 +75,7 @@ class Session:
         self._cancelling = _NO_REQUEST
         self._demand: m.Demand | None = None  # waits for a provider
         self._end_marker = START
+        self.snapshot = SnapshotProgress()  # asked for, under way, or cancelled last
         self._snapshots_trimmed = 0  # in a row without a whole snapshot
         self._refusals = self._overdue = 0  # in a row without an ack
         # Times.
@@ -102,6 +105,19 @@ class Session:
     def trouble(self) -> str:
         """A fault that only an operator can mend; empty if there is none."""
         return Reason.SNAPSHOT_TRIMMED_AGAIN.value if self._snapshots_trimmed > 1 else ""
+
+    @property
+    def reached(self) -> Position:
+        """The sink has everything that is for it up to here, as far as is known; (0, 0): nothing is known."""
+        if self.state not in SENDING:
+            return self._reached
+        has_all_sent = not self.batches and self._restarting is None and self._merge.is_open(Stream.LOG_ENTRIES)
+        return self._passed_to() if has_all_sent else self.acked
+
+    @property
+    def views(self) -> list[Stream]:
+        """The views that must not lose what is behind `reached`; none if a snapshot is to start the chain."""
+        return [stream for stream in Stream if self._restarting is None and (self._active or stream is Stream.LOG_ENTRIES)]
 
     # ---- the link ---------------------------------------------------------------------------------------------------
 
@@ -133,7 +149,7 @@ class Session:
     # ---- negotiation ------------------------------------------------------------------------------------------------
 
     def _reported(self, event: m.SinkReport) -> None:
-        step, reason = NEGOTIATION[self._holds(event)]
+        step, reason = NEGOTIATION[event.holds(self.route.log_id, self._known)]
         self._go(step, reason)
         if step is Step.REFUSE:
             return
@@ -153,19 +169,11 @@ class Session:
         else:
             self._resume_snapshot(event.snapshot_request)
 
-    def _holds(self, event: m.SinkReport) -> Holds:
-        if event.last == START:
-            return Holds.NOTHING
-        if event.log_id and self.route.log_id and event.log_id != self.route.log_id:
-            return Holds.OTHER_LOG
-        if not event.in_history:
-            return Holds.OTHER_HISTORY if event.last < self._known else Holds.LATER_HISTORY
-        return Holds.SNAPSHOT if event.snapshot_complete else Holds.PART_OF_SNAPSHOT
-
     def _resume_snapshot(self, request_id: str) -> None:
         """The chain goes on inside snapshot `request_id`, unless that was given up, or (it is not known any more) overtaken by a newer one."""
         if self._requests.goes_on(request_id, self._taken):
             self._active, self._begun = request_id, True
+            self.snapshot.begin(request_id, self._now, self._writer.asks)
             self._reading.start(Stream.SNAP_SYNC, self._taken, self._taken.sequence + 1)
         elif not self._writer.asked and not self._requests.is_ahead(self._taken):
             self._ask(Reason.SNAPSHOT_UNFINISHED)
@@ -281,6 +289,8 @@ class Session:
                 self._report(Reason.NO_PROVIDER)
             return
         self._writer.ask(self._known, reason)
+        if not self._active:
+            self.snapshot.begin(self._writer.asked, self._now, self._writer.asks)
 
     def _give_up(self, reason: Reason) -> None:
         """Cancels the active request; the session asks for another when the chain has reached the cancellation."""
@@ -334,11 +344,16 @@ class Session:
         """A sink that has everything sent need not be sent later entries that were not for it, also if these are trimmed when the link is back."""
         if self._active or not self._merge.is_open(Stream.LOG_ENTRIES):
             return
-        mark, through = self._requests.next_after(self._taken), self._merge.through(Stream.LOG_ENTRIES)
+        self._passed = self.sent, self._passed_to()
+
+    def _passed_to(self) -> Position:
+        """Everything up to here is sent, or not for the sink."""
+        mark, through = self._requests.next_after(self._taken), min(self._merge.through(stream) for stream in Stream if self._merge.is_open(stream))
         all_taken = self._merge.head() is None and (mark is None or mark.position > through)
-        self._passed = self.sent, max(self._taken, through) if all_taken else self._taken
+        return max(self._taken, through) if all_taken else self._taken
 
     def _drop_chain(self) -> None:
+        self._reached = self.reached
         self._note_passed()
         for stream in Stream:
             self._reading.stop(stream)
@@ -403,6 +418,7 @@ class Session:
         if candidate.request_id == self._active:
             return None
         self._active, self._begun = candidate.request_id, False
+        self.snapshot.begin(candidate.request_id, self._now, self._writer.asks)
         self._wait()
         if not self._merge.is_open(Stream.SNAP_SYNC):
             self._reading.start(Stream.SNAP_SYNC, candidate.position, candidate.position.sequence + 1)
@@ -416,6 +432,7 @@ class Session:
             if item.transaction.request_id != self._active:
                 return None
             self._begun = True
+            self.snapshot.add_rows(len(item.transaction.payloads), item.size)
             self._wait()
             if item.transaction.type == pb.LAST_FULL_SYNC_ENTRY:
                 self._snapshot_ended(item.position)
@@ -452,6 +469,8 @@ class Session:
         if state is None:
             raise IllegalEvent(f"{step.name} in {self.state.name}, session of {self._queue} to {self.route.destination}")
         self.state = state
+        if state not in (State.IN_SNAPSHOT_SYNC, State.WAIT_SNAPSHOT_APPLY):
+            self.snapshot = SnapshotProgress()
         self._report(reason)
 
     def _report(self, reason: Reason) -> None:

@@ -171,7 +171,7 @@ class Incarnation:
     def _start_views(self, config: Config, before: Kept) -> None:
         """Starts the parts that keep the broker's queues and streams as the log says."""
         settings = config.replication
-        views = ViewWriter(self._replica, self._log.streams, self._sites)
+        views = ViewWriter(self._replica, self._log.streams, self._sites, self._keeper)
         self._rights = BrokerRights(self._replica, self._broker, lambda: self._applier.wake())
         self._sweeper = Sweeper(self._replica, self._broker)
         self._configured = PartialQueues(self._replica, self._broker)
@@ -231,6 +231,7 @@ class Incarnation:
                 return "it goes on with the rebuild that an operator wanted"
             self._sweeper.suspect(self._queues_published_again(), self._node.log.end)
             self._sweeper.suspect((target.key for target in self._replica.index.filter.queues() if target.spares), 0)
+            self._sites.lag.begin(self._log.watch.retention.export())
             self._core.ready = True
             self._door.host = self._receiving
             self._core.feed(Opened(self._replica.progress.tracker.applied, self._log.streams.lost_host and self._node.log.end > 0))

@@ -1,12 +1,11 @@
 """The content of GET /status for an incarnation, and the obstacles in words.
 
-Rules: it only reads. A peer's lag is known to one tick, and no further back than GREW_MAX ticks in which the log grew.
+Rule: it only reads.
 """
 
 from __future__ import annotations
 
 import time
-from collections import deque
 from typing import Any
 
 from broker_plugin.apply.applier import Applier
@@ -17,13 +16,13 @@ from lrq_ha.routing.statuses import CLIENTS_MAX
 
 from .node.client_drain import ClientDrain
 from .node.core import Core
+from .node.log_growth import LogGrowth
 from .node.log_writer import LogWriter, taken_out
 from .peers.log_shipping import LogShipping
 from .peers.peer_server import PeerServer
 from .sites.sessions import Sites
 from .sites.snapshot_keeper import SnapshotKeeper
 
-GREW_MAX = 4_096
 SILENT_SHOWN_S = 3.0
 _FOLLOWS = frozenset({Role.JOINING, Role.CATCH_UP, Role.READY})  # it follows a primary, or waits for one
 
@@ -60,19 +59,15 @@ class Status:
         self._sites = sites
         self._keeper = keeper
         self._applier = applier
-        self._grew: deque[tuple[float, int]] = deque(maxlen=GREW_MAX)  # (monotonic seconds, end of the log), once per tick in which it grew
+        self._growth = LogGrowth()
 
     def ticked(self) -> None:
         """Remembers whether the log has grown; once per tick."""
-        if not self._grew or self._grew[-1][1] < self._node.log.end:
-            self._grew.append((time.monotonic(), self._node.log.end))
+        self._growth.note_end(self._node.log.end, time.monotonic())
 
     def _lag_s(self, has: int) -> float:
         """Seconds since the log was no longer than a peer's, by this node's clock."""
-        if has >= self._node.log.end:
-            return 0.0
-        grew = next((at for at, end in self._grew if end > has), time.monotonic())
-        return round(time.monotonic() - grew, 2)
+        return 0.0 if has >= self._node.log.end else self._growth.behind_s(has, time.monotonic())
 
     def tell(self) -> dict[str, Any]:
         """Values for JSON, by name."""
@@ -156,7 +151,7 @@ class Status:
             behind = "; ".join(filter(None, map(self._log.watch.trouble, node.peers)))
             doing, how_far = self._turning_away.busy, self._turning_away.progress()
             others = (*self._lacking_peers(), *map(self._differs, node.peers))
-            own = (self._log.trouble(), self._keeper.trouble(), self._at_stake())
+            own = (self._log.trouble(), self._sites.trouble(), self._keeper.trouble(), self._at_stake())
             known = (*broker, doing, how_far, taken_out(node), behind, *own, *self._cut_off(), *others)
             return "".join(f"; {trouble}" for trouble in known if trouble)
         if node.role not in _FOLLOWS or node.primary():

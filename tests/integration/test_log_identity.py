@@ -55,4 +55,4 @@ def test_a_group_that_is_set_up_again_under_its_name_is_refused(lab: Lab) -> Non
     assert former in problem, problem
     assert now in problem, problem
     assert "another name" in problem, problem
-    assert told(lab, "w1")["receiving"]["LRQ_Recv_orders_east"] == received, "nothing came in"
+    assert {**told(lab, "w1")["receiving"]["LRQ_Recv_orders_east"], "age_s": received["age_s"]} == received, "nothing came in"

@@ -18,6 +18,7 @@ import pytest
 
 from lrq_ha.cli import list_nodes
 from lrq_ha.cli.main import main
+from lrq_ha.cli.text import format_size
 from lrq_ha.errors import LrqError
 from lrq_ha.lab.ports import free_ports
 from lrq_ha.replication.roles import Role
@@ -318,7 +319,7 @@ def test_list_fits_a_terminal(
     [(0, "0"), (1023, "1023"), (1024, "1.0 KiB"), (102_300, "99.9 KiB"), (102_349, "100 KiB"), (1023 << 20, "1023 MiB"), (8 << 30, "8.0 GiB")],
 )
 def test_sizes(size: int, shown: str) -> None:
-    assert list_nodes._size(size) == shown
+    assert format_size(size) == shown
 
 
 def test_what_a_node_says_cannot_write_to_the_terminal(

@@ -1216,3 +1216,9 @@ def test_an_operator_may_demand_a_full_sync_while_the_site_is_away() -> None:
     bench.tell(m.Disconnected())
     bench.tell(m.Demand(Reason.OPERATOR_DEMANDS))
     assert [state for _, state in bench.appended] == [REQUESTED]
+
+
+def test_a_demand_while_the_chain_waits_for_its_start_asks_for_nothing() -> None:
+    bench = Bench(provider=None).meet()
+    assert bench.session.reason is Reason.CLIENT_UNKNOWN
+    assert bench.tell(m.Demand(Reason.SITE_DEMANDS)) == []

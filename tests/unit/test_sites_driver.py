@@ -27,7 +27,7 @@ from lrq_ha.sidecar.config import load
 from lrq_ha.sidecar.sites.sessions import Sites
 
 
-def _sites(alone: Alone, folder: Path, more: str = "") -> Sites:
+def sites_of(alone: Alone, folder: Path, more: str = "") -> Sites:
     file = folder / "node.toml"
     file.write_text(MINIMAL + more)
     streams: Any = None  # nothing is read here
@@ -40,7 +40,7 @@ def test_the_end_of_the_views_does_not_wait_for_full_queues(tmp_path: Path) -> N
     async def go() -> None:
         alone = Alone()
         replica = alone.replica
-        sites = _sites(alone, tmp_path)
+        sites = sites_of(alone, tmp_path)
         refused = replica.append(publishes(1))
         logged = replica.append(pb.Run(transmission=pb.Transmission(queue="LRQ_Send_LogEntries")))
         replica.flush()
@@ -61,7 +61,7 @@ def test_the_end_of_the_views_does_not_wait_for_full_queues(tmp_path: Path) -> N
 def test_a_provider_may_take_as_long_for_a_row_as_is_configured(tmp_path: Path) -> None:
     async def go() -> None:
         site = '[[sites]]\nremote_id = "west"\ndoors = ["amqp://lrq:secret@127.0.0.1:1"]\n'
-        sites = _sites(Alone(), tmp_path, site + "snapshot_timeout_s = 600.0\n" + site.replace("west", "north"))
+        sites = sites_of(Alone(), tmp_path, site + "snapshot_timeout_s = 600.0\n" + site.replace("west", "north"))
         for client in ("orders", "bills"):
             sites._add(client)
         waits = {of.remote_id: {driver.session.limits.snapshot_timeout_s for driver in of.drivers.values()} for of in sites._sites}
@@ -72,7 +72,7 @@ def test_a_provider_may_take_as_long_for_a_row_as_is_configured(tmp_path: Path) 
 
 def test_what_costs_a_site_data_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async def go() -> None:
-        sites = _sites(Alone(), tmp_path, '[[sites]]\nremote_id = "west"\ndoors = ["amqp://lrq:secret@127.0.0.1:1"]\n')
+        sites = sites_of(Alone(), tmp_path, '[[sites]]\nremote_id = "west"\ndoors = ["amqp://lrq:secret@127.0.0.1:1"]\n')
         sites._add("orders")
         for reason in (Reason.SNAPSHOT_SENT, Reason.SNAPSHOT_UNSUPPLIED, Reason.SNAPSHOT_TRIMMED_AGAIN):
             sites._sites[0].drivers["orders"]._carry_out(m.Report(State.IN_SNAPSHOT_SYNC, reason))
@@ -101,7 +101,7 @@ def test_a_session_that_begins_is_told_of_its_client_and_its_full_sync(tmp_path:
             full_sync_status("bills", "west", "r3", "", pb.FullSyncRequest.REQUESTED),
             full_sync_status("orders", "west", "r1", "", pb.FullSyncRequest.COMPLETED),
         )
-        sites = _sites(alone, tmp_path, TWO_DOORS)
+        sites = sites_of(alone, tmp_path, TWO_DOORS)
         sites._add("orders")
         session = sites._sites[0].drivers["orders"].session
         assert session._provider is True
@@ -118,7 +118,7 @@ def test_a_session_that_begins_does_not_go_through_all_that_is_known(tmp_path: P
         alone = Alone()
         names = [f"client-{number}" for number in range(clients)]
         _logged(alone, *(client_status(name, True) for name in names))
-        sites = _sites(alone, tmp_path, TWO_DOORS)
+        sites = sites_of(alone, tmp_path, TWO_DOORS)
         for status in alone.replica.index.statuses.since(0):
             sites.status_entry(sites.log_end(), status.status)
         found = 0
@@ -139,7 +139,7 @@ def test_a_session_that_begins_does_not_go_through_all_that_is_known(tmp_path: P
 
 def test_a_snapshot_that_never_comes_through_is_an_error_in_the_log_and_a_problem(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async def go() -> str:
-        sites = _sites(Alone(), tmp_path, TWO_DOORS)
+        sites = sites_of(Alone(), tmp_path, TWO_DOORS)
         sites._add("orders")
         driver = sites._sites[0].drivers["orders"]
         driver._carry_out(m.Report(State.IN_SNAPSHOT_SYNC, Reason.SNAPSHOT_TRIMMED_AGAIN))
@@ -154,7 +154,7 @@ def test_a_snapshot_that_never_comes_through_is_an_error_in_the_log_and_a_proble
 def test_what_a_sink_answers_is_what_its_source_reads(tmp_path: Path) -> None:
     async def go() -> None:
         alone = Alone()
-        [site] = (sites := _sites(alone, tmp_path, TWO_DOORS))._sites
+        [site] = (sites := sites_of(alone, tmp_path, TWO_DOORS))._sites
         sites._add("orders")
         driver, sink, epoch = site.drivers["orders"], alone.replica.index.sink, alone.node.log.epoch_at(1)
         relay: Any = SimpleNamespace(peer=Peer(site="east"), replica=alone.replica)
@@ -195,7 +195,7 @@ def test_doors_that_stay_shut_are_told_of_once(tmp_path: Path, monkeypatch: pyte
         raise ConnectionRefused(f"{address} cannot be reached")
 
     async def go() -> None:
-        [site] = _sites(Alone(), tmp_path, TWO_DOORS)._sites
+        [site] = sites_of(Alone(), tmp_path, TWO_DOORS)._sites
         await _tries(site, lambda: len(tried), 6)
 
     monkeypatch.setattr(Connection, "open", refuse)
@@ -222,7 +222,7 @@ def test_a_door_that_is_left_is_not_the_next_one(tmp_path: Path, monkeypatch: py
                 self._on_close(None)
 
     async def go() -> None:
-        sites = _sites(Alone(), tmp_path, TWO_DOORS)
+        sites = sites_of(Alone(), tmp_path, TWO_DOORS)
         [site] = sites._sites
         sites._add("orders")
 

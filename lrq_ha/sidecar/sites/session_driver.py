@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
@@ -28,8 +29,10 @@ from lrq_ha.routing.names import SINK_QUESTION
 from lrq_ha.routing.route import Limits, Route
 from lrq_ha.routing.session import Session
 from lrq_ha.routing.sink import other_log
+from lrq_ha.routing.snapshot_progress import SnapshotProgress
 from lrq_ha.routing.tables import SENDING, Reason
 
+from .site_lag import SiteLag
 from .view_reader import ViewReader
 
 log = logging.getLogger("lrq_ha.sites")
@@ -42,6 +45,7 @@ class Host(Protocol):
 
     group: str
     replica: Replica
+    lag: SiteLag
 
     def log_end(self) -> Position: ...
     def reader(self, broker: Connection, effect: m.StartRead, give: Callable[[m.Event], None]) -> ViewReader: ...
@@ -119,6 +123,7 @@ class SessionDriver:
         self.session = Session(route, host.log_end(), asyncio.get_running_loop().time(), site.limits)
         self.lane: Lane | None = None
         self.problem = ""  # of the last question or batch
+        self.danger = ""  # of entries that it needs
         self.demand = 0  # the number of the site's demand that the session was told of
         self._connected = False
         self._inbox: deque[m.Event] = deque()
@@ -168,15 +173,24 @@ class SessionDriver:
         self._leave_lane()
         self.feed(m.Refused())
 
+    def look_for_danger(self) -> None:
+        """Looks whether entries that it needs may be dropped. A danger is warned of once."""
+        before, self.danger = self.danger, self._host.lag.trouble(self.session)
+        if self.danger and self.danger.partition(":")[0] != before.partition(":")[0]:
+            log.warning("%s", self.danger)
+
     def status(self) -> dict[str, Any]:
-        session = self.session
+        session, now = self.session, asyncio.get_running_loop().time()
+        reading = next((reader.problem for reader, _ in self._readers.values() if reader.problem), "")
         return {
             "state": session.state.name.lower(),
             "reason": session.reason.value,
             "acked": str(session.acked),
             "sent": str(session.sent),
             "in_flight_bytes": session.batches.in_flight_bytes,
-            "problem": self.problem or next((reader.problem for reader, _ in self._readers.values() if reader.problem), session.trouble),
+            **self._host.lag.tell(session, now),
+            "snapshot": _tell_snapshot(session.snapshot, now),
+            "problem": self.problem or reading or session.trouble or self.danger,
         }
 
     # ---- effects -----------------------------------------------------------------------------------------------------
@@ -258,3 +272,16 @@ class SessionDriver:
     def _stop_read(self, stream: Stream) -> None:
         if stream in self._readers:
             self._readers.pop(stream)[1].cancel()
+
+
+def _tell_snapshot(snapshot: SnapshotProgress, now: float) -> dict[str, Any] | None:
+    """For the status. `now`: by the clock of `snapshot`."""
+    if not snapshot.request:
+        return None
+    return {
+        "request": snapshot.request,
+        "since": round(time.time() - (now - snapshot.since), 1),
+        "rows": snapshot.rows,
+        "bytes": snapshot.sent_bytes,
+        "attempts": snapshot.attempts,
+    }

@@ -31,12 +31,15 @@ from lrq_ha.routing.tables import Reason
 
 from ..config import Config
 from .session_driver import SessionDriver
+from .site_lag import SiteLag
 from .site_link import SiteLink
 from .view_reader import View, ViewReader
 
 log = logging.getLogger("lrq_ha.sites")
 
 TICK_S = 0.25
+WATCH_INTERVAL_S = 5.0
+TROUBLES_SHOWN_MAX = 3
 
 
 class Sites:
@@ -46,6 +49,9 @@ class Sites:
         config: The node's configuration.
         replica: This node's log.
         streams: Of the own broker.
+
+    Attributes:
+        lag: How far the sessions are behind.
     """
 
     def __init__(self, config: Config, replica: Replica, streams: Streams) -> None:
@@ -62,6 +68,7 @@ class Sites:
             for table in config.sites
         ]
         self._views = {stream: View(stream.value) for stream in Stream}
+        self.lag = SiteLag(self._views, config.replication.log_bytes_max)
         self._clients: dict[str, None] = {}
         self._serving = False
         self._tasks: set[asyncio.Task[None]] = set()
@@ -88,6 +95,7 @@ class Sites:
             for site in self._sites:
                 self.spawn(site.run(self.group))
             self.spawn(self._ticks())
+            self.spawn(self._watch())
             await self._failed
         finally:
             self._failed, self._serving = None, False
@@ -111,11 +119,12 @@ class Sites:
                 for driver in _concerned(site, status):
                     driver.feed(m.StatusEntry(position, status))
 
-    def view_written(self, queue: str, sequence: int) -> None:
+    def view_written(self, queue: str, sequence: int, size_bytes: int) -> None:
         """Entry `sequence` goes to the view `queue` now; called before it is written. Makes the readers' ends exact."""
-        for view in self._views.values():
+        for stream, view in self._views.items():
             if view.queue == queue:
                 view.tail = max(view.tail, sequence)
+                self.lag.add_entry(stream, sequence, size_bytes)
 
     def demand(self, client_name: str, remote_ids: Sequence[str]) -> None:
         """Demands full syncs of a client for sites, for an operator. They are known (`check_known`)."""
@@ -145,8 +154,14 @@ class Sites:
         return [site.remote_id for site in self._sites]
 
     def status(self) -> dict[str, Any]:
-        """Per destination: the link, and per client state, reason, positions and bytes in flight."""
+        """Per destination: the link, and per client state, reason, positions and lag."""
         return {site.remote_id: site.status() for site in self._sites}
+
+    def trouble(self) -> str:
+        """Text: the sessions whose next entries may be dropped; empty if there are none."""
+        found = [driver.danger for site in self._sites for driver in site.drivers.values() if driver.danger]
+        more = len(found) - TROUBLES_SHOWN_MAX
+        return "; ".join([*found[:TROUBLES_SHOWN_MAX], *([f"and {more} more sessions"] if more > 0 else [])])
 
     # ---- for the sessions --------------------------------------------------------------------------------------------
 
@@ -206,9 +221,19 @@ class Sites:
         while True:
             await asyncio.sleep(TICK_S)
             tick = m.Tick(loop.time())
+            self.lag.tick(tick.now)
             for site in self._sites:
                 for driver in list(site.drivers.values()):
                     driver.feed(tick)
+
+    async def _watch(self) -> None:
+        """Looks for sessions whose next entries may be dropped."""
+        while True:
+            await asyncio.sleep(WATCH_INTERVAL_S)
+            for site in self._sites:
+                for driver in list(site.drivers.values()):
+                    driver.look_for_danger()
+                    await asyncio.sleep(0)
 
     def _done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)

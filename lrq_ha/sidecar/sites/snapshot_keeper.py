@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from typing import Any
 
 from broker_plugin.log.replica import Replica
@@ -42,6 +43,7 @@ class SnapshotKeeper:
         self._replica = replica
         self._streams = streams
         self._keep_snapshot = keep_snapshot
+        self._written_at: dict[str, float] = {}  # monotonic seconds of the last batch that was written to a queue here
         self._overflows: dict[str, int] = {}  # bytes of snapshots that are too large, by queue
 
     async def run(self) -> None:
@@ -64,7 +66,15 @@ class SnapshotKeeper:
     def tell(self) -> dict[str, Any]:
         """For the status: each receive queue."""
         index = self._replica.index
-        return {queue: _tell(queue, state, index.commits.of_queue(queue)) for queue, state in index.sink.states().items()}
+        return {queue: _tell(queue, state, self._age_s(queue), index.commits.of_queue(queue)) for queue, state in index.sink.states().items()}
+
+    def batch_written(self, queue: str) -> None:
+        """An entry is written to a view of this node."""
+        self._written_at[queue] = time.monotonic()
+
+    def _age_s(self, queue: str) -> float | None:
+        at = self._written_at.get(queue)
+        return None if at is None else round(time.monotonic() - at, 1)
 
     def _kept(self, queue: str) -> int:
         size = self._streams.receive_bytes_max(queue)
@@ -97,13 +107,14 @@ class SnapshotKeeper:
             self._replica.append(pb.Run(demand=demand), 1, demand.ByteSize())
 
 
-def _tell(queue: str, state: ReceiveState, commits: list[pb.Commit]) -> dict[str, Any]:
+def _tell(queue: str, state: ReceiveState, age_s: float | None, commits: list[pb.Commit]) -> dict[str, Any]:
     parts = parse_recv_queue(queue)
     return {
         "source": parts.remote_id if parts else None,
         "client": parts.client_name if parts else None,
         "log": state.log_id.hex() or None,
         "last": str(state.last),
+        "age_s": age_s,
         "snapshot": {
             "request": state.snapshot_request,
             "complete": state.snapshot_complete,
