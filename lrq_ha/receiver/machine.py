@@ -55,12 +55,18 @@ class Complete:
     progress: Progress
     snapshot: Snapshot
 
+    @property
+    def source(self) -> str:
+        """The source's remote id."""
+        return self.snapshot.source
+
 
 @dataclass(frozen=True, slots=True)
 class Reach:
     """The deltas behind the base were given again: the tables equal the source's."""
 
     progress: Progress
+    source: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +147,7 @@ class Machine:
                 self._take_rows(message, transaction, restarts)
             if self.rewind:
                 return
-            self._consider_normal()
+            self._consider_normal(message)
 
     def _take_delta(self, message: Message, transaction: pb.ReceivedTransaction) -> None:
         if self.phase is Phase.BOOTSTRAP:
@@ -196,12 +202,12 @@ class Machine:
         self.seen = Position(base.epoch, base.sequence - 1)
         self.rewind = True
 
-    def _consider_normal(self) -> None:
+    def _consider_normal(self, message: Message) -> None:
         progress = self._progress
         if progress is not None and progress.phase is Phase.LOCAL_REPLAY and self.seen >= progress.end:
             self._close_list()
             self._progress = Progress(Phase.NORMAL, self.seen)
-            self._steps.append(Reach(self._progress))
+            self._steps.append(Reach(self._progress, message.batch.source))
 
     def _snapshot(self, message: Message) -> Snapshot:
         assert self._progress is not None

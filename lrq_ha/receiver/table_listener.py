@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from lrq_ha.errors import MalformedInput
 
+from .machine import Apply, Begin, Complete, Hole, Reach, Step
 from .positions import Connection, Cursor
+from .progress import Phase
 from .sql import SqlListener
 from .updates import Update
 
@@ -52,35 +54,79 @@ class TableListener(SqlListener):
         connect: As for SqlListener.
         tables: Every table that payloads may name.
         positions: Name of the table of positions.
+        shadow: A snapshot, and the deltas that are given again behind it, go into tables `<name>_lrq_shadow`, which are made if they do not exist.
+            The rows replace those of the tables in one transaction when they equal the source's: readers never see a part of a snapshot. Change it
+            only in the state NORMAL.
     """
 
-    def __init__(self, connect: Callable[[], Connection], tables: Iterable[Table], positions: str = "lrq_positions") -> None:
+    def __init__(
+        self, connect: Callable[[], Connection], tables: Iterable[Table], positions: str = "lrq_positions", *, shadow: bool = False
+    ) -> None:
         super().__init__(connect, positions)
         self._tables = {table.name: table for table in tables}
+        self._shadows = {name: replace(table, name=f"{name}_lrq_shadow") for name, table in self._tables.items()} if shadow else {}
 
     def clear(self, cursor: Cursor, source: str) -> None:
-        mark = self._database.placeholder()
-        for table in self._tables.values():
-            cursor.execute(f"DELETE FROM {table.name} WHERE {table.source_column} = {mark}", (source,))
+        self._clear(cursor, source, self._tables)
 
     def apply_snapshot(self, cursor: Cursor, updates: list[Update]) -> None:
-        self.apply_log_entries(cursor, updates)
+        self._put(cursor, updates, self._tables)
 
     def apply_log_entries(self, cursor: Cursor, updates: list[Update]) -> None:
+        self._put(cursor, updates, self._tables)
+
+    def _apply(self, cursor: Cursor, step: Step) -> None:
+        building = step.progress.phase is not Phase.NORMAL if not isinstance(step, Hole) else False
+        match step:
+            case Begin() if self._shadows:
+                self._make_shadows(cursor)
+                self._clear(cursor, step.snapshot.source, self._shadows)
+            case Apply() if self._shadows and building:
+                self._put(cursor, step.updates, self._shadows)
+            case Complete() | Reach() if self._shadows and not building:
+                self._swap(cursor, step.source)
+            case _:
+                super()._apply(cursor, step)
+
+    # ---- shadows -----------------------------------------------------------------------------------------------------
+
+    def _make_shadows(self, cursor: Cursor) -> None:
+        for name, shadow in self._shadows.items():
+            cursor.execute(f"CREATE TABLE IF NOT EXISTS {shadow.name} AS SELECT * FROM {name} WHERE 1 = 0")
+            key = ", ".join((shadow.source_column, *shadow.key))
+            cursor.execute(f"CREATE UNIQUE INDEX IF NOT EXISTS {shadow.name}_key ON {shadow.name} ({key})")
+
+    def _swap(self, cursor: Cursor, source: str) -> None:
+        """The rows of the shadows replace those of the tables."""
+        mark = self._database.placeholder()
+        self._clear(cursor, source, self._tables)
+        for name, shadow in self._shadows.items():
+            columns = ", ".join((shadow.source_column, *shadow.columns))
+            cursor.execute(f"INSERT INTO {name} ({columns}) SELECT {columns} FROM {shadow.name} WHERE {shadow.source_column} = {mark}", (source,))
+        self._clear(cursor, source, self._shadows)
+
+    # ---- rows --------------------------------------------------------------------------------------------------------
+
+    def _clear(self, cursor: Cursor, source: str, tables: Mapping[str, Table]) -> None:
+        mark = self._database.placeholder()
+        for table in tables.values():
+            cursor.execute(f"DELETE FROM {table.name} WHERE {table.source_column} = {mark}", (source,))
+
+    def _put(self, cursor: Cursor, updates: list[Update], tables: Mapping[str, Table]) -> None:
         mark = self._database.placeholder()
         for update in updates:
-            table, op, rows = self._decode(update)
+            table, op, rows = self._decode(update, tables)
             fields = table.columns if op == "put" else table.key
             statement = _put(table, mark) if op == "put" else _delete(table, mark)
             cursor.executemany(statement, [(update.source, *(row.get(field) for field in fields)) for row in rows])
 
-    def _decode(self, update: Update) -> tuple[Table, str, list[dict[str, Any]]]:
+    def _decode(self, update: Update, tables: Mapping[str, Table]) -> tuple[Table, str, list[dict[str, Any]]]:
         """Table, operation and rows of a payload. Raises MalformedInput."""
         where = f"The payload {update.replication_id} at {update.position} of {update.queue}"
         try:
             payload = json.loads(update.opaque_payload)
             name, op, rows = payload["table"], payload.get("op") or "put", payload["rows"]
-            table = self._tables[name]
+            table = tables[name]
             complete = all(row[column] is not None for row in rows for column in table.key)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise MalformedInput(f"{where} cannot be decoded: {type(error).__name__}: {error}", todo="Name every table in `tables`") from error
