@@ -41,6 +41,9 @@ class _Memory:
 
     def commit(self, _name: str, _queue: str, _before: Progress | None, _after: Progress) -> None: ...
 
+    def forget(self, _name: str, _queue: str) -> bool:
+        return False
+
 
 class _Idle(Listener):
     """Does nothing."""

@@ -14,13 +14,14 @@ class Redelivery(ReceiverError):
     """The listener did not take a list: the list is given again.
 
     Attributes:
+        position: The last position of the list: `Receiver.skip` takes it.
         attempt: How many times the list was given.
     """
 
     def __init__(self, queue: str, position: Position, attempt: int, cause: BaseException | None) -> None:
         said = f"{type(cause).__name__}: {cause}" if cause is not None else "the listener returned False"
         super().__init__(f"The updates of {queue} up to {position} were not taken, attempt {attempt}: {said}", retriable=True)
-        self.attempt = attempt
+        self.position, self.attempt = position, attempt
 
 
 class Trimmed(ReceiverError):

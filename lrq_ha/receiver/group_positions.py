@@ -81,6 +81,19 @@ class GroupPositions:
                 self._writer.start()
             self._changed.notify_all()
 
+    def forget(self, name: str, queue: str) -> bool:
+        """Commits an empty value, with a token that no process has. Returns whether a position was kept.
+
+        Raises:
+            NoNode: No node answers.
+            MessageRefused: The user lacks the right to write to amq.default, or another process has taken the queue over meanwhile.
+        """
+        with NodeConnection.open(self._nodes, f"lrq receiver {name}", CONNECT_S, producer=name) as node:
+            known = pb.Commit.FromString(node.get(names.position_question(name, queue)) or b"")
+            if known.value:
+                node.publish(names.COMMIT, pb.Commit(receiver=name, queue=queue, token=uuid4().hex, expected=known.token).SerializeToString())
+        return bool(known.value)
+
     @property
     def fenced(self) -> Fenced | None:
         """The refusal, if another process has taken a queue over."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
+from functools import partial
 from typing import Protocol, runtime_checkable
 
 from .errors import ReceiverError
@@ -63,6 +66,12 @@ class Importer(Protocol):
             Fenced: Another process keeps the progress.
         """
 
+    def forget(self, name: str, queue: str) -> bool:
+        """Removes the progress. Returns whether there was an entry. A process that still keeps it is fenced."""
+
+    def name_method(self, step: Step) -> str:
+        """The method of the application that takes a step, for operators."""
+
 
 class PositionStore(Protocol):
     """Keeps the progress apart from the application's data: a list is applied at least once."""
@@ -72,6 +81,9 @@ class PositionStore(Protocol):
 
     def commit(self, name: str, queue: str, before: Progress | None, after: Progress) -> None:
         """Replaces the progress `before`. Raises Fenced if it is another one, or another process keeps it."""
+
+    def forget(self, name: str, queue: str) -> bool:
+        """As in Importer."""
 
 
 class ListenerImporter:
@@ -91,19 +103,52 @@ class ListenerImporter:
         self._positions.commit(name, queue, before, step.progress)
         return True
 
+    def forget(self, name: str, queue: str) -> bool:
+        return self._positions.forget(name, queue)
 
-def call_listener(listener: Listener, step: Step) -> bool:
-    """Calls the method for a step. Raises TypeError if the method returns neither True nor False."""
-    taken: object = True
+    def name_method(self, step: Step) -> str:
+        return name_method(step)
+
+
+def name_method(step: Step) -> str:
+    """The listener's method for a step; a step without a method only commits the progress."""
     match step:
         case Begin():
-            listener.on_snapshot_sync_start(step.snapshot)
+            return "on_snapshot_sync_start"
         case Complete():
-            listener.on_snapshot_sync_complete(step.snapshot)
+            return "on_snapshot_sync_complete"
         case Apply(kind=UpdateType.SNAPSHOT_SYNC):
-            taken = listener.process_updates_in_snapshot_sync(step.updates)
+            return "process_updates_in_snapshot_sync"
         case Apply():
-            taken = listener.process_updates_in_log_entry_sync(step.updates)
-    if not isinstance(taken, bool):
-        raise TypeError(f"the listener returned {taken!r}: it must return True or False")
-    return taken
+            return "process_updates_in_log_entry_sync"
+        case _:
+            return "the commit of the position"
+
+
+def call_listener(listener: Listener, step: Step) -> bool:
+    """Calls the method for a step.
+
+    Raises:
+        TypeError: The method is a coroutine, or the method for a list returned neither True nor False.
+    """
+    call: Callable[[], object]
+    match step:
+        case Begin():
+            call = partial(listener.on_snapshot_sync_start, step.snapshot)
+        case Complete():
+            call = partial(listener.on_snapshot_sync_complete, step.snapshot)
+        case Apply(kind=UpdateType.SNAPSHOT_SYNC):
+            call = partial(listener.process_updates_in_snapshot_sync, step.updates)
+        case Apply():
+            call = partial(listener.process_updates_in_log_entry_sync, step.updates)
+        case _:
+            return True
+    returned = call()
+    if inspect.iscoroutine(returned):
+        returned.close()  # else Python warns of it
+        raise TypeError(f"{name_method(step)} is a coroutine: derive the listener from AsyncListener, and give it to an AsyncReceiver")
+    if not isinstance(step, Apply):
+        return True
+    if not isinstance(returned, bool):
+        raise TypeError(f"{name_method(step)} returned {returned!r}: it must return True or False")
+    return returned

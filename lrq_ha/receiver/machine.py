@@ -5,7 +5,8 @@ Rules:
 - Each step names the progress that is true once the listener has taken the step. After a lost connection a new machine begins at the
   progress that was committed last.
 - A list holds whole transactions of one kind. A transaction that is larger than a list may be goes alone.
-- Deltas during a snapshot are not kept: the stream keeps them. Behind the snapshot's end, reading goes back to its base (`rewind`).
+- Deltas during a snapshot are not kept: the stream keeps them. Behind the snapshot's end, reading goes back to its base (`rewind`). The progress
+  says whether there were any: a snapshot without deltas needs no base, also when the reading of it was interrupted.
 - Without a hole before a snapshot, deltas go on, and the snapshot begins for the listener only when its end marker is there: a full sync that was
   given up changes nothing. Then, too, reading goes back to its base.
 """
@@ -77,7 +78,22 @@ class Hole:
     before: Position
 
 
-Step = Begin | Apply | Complete | Reach | Hole
+@dataclass(frozen=True, slots=True)
+class Skip:
+    """The application has skipped updates of a list that it refused. No machine makes it: `Refusal` does.
+
+    Attributes:
+        progress: Behind the skipped updates.
+        first: Position of the first of them.
+        count: How many updates.
+    """
+
+    progress: Progress
+    first: Position
+    count: int
+
+
+Step = Begin | Apply | Complete | Reach | Hole | Skip
 
 
 class Machine:
@@ -104,7 +120,6 @@ class Machine:
         self._steps: list[Step] = []
         self._list: list[Update] = []
         self._list_bytes = 0
-        self._missed = True  # deltas may have come during this snapshot that were not given
         self._announced: tuple[str, Position] | None = None  # request and base of a snapshot that has begun behind no hole
         self._whole = ""  # the request of such a snapshot whose end marker was read: it is read again, and given
         self._read_before = START  # how far reading had come then
@@ -150,9 +165,9 @@ class Machine:
             self._consider_normal(message)
 
     def _take_delta(self, message: Message, transaction: pb.ReceivedTransaction) -> None:
-        if self.phase is Phase.BOOTSTRAP:
-            self._missed = True
-        elif self.phase is not None:
+        if self._progress is not None and self._progress.phase is Phase.BOOTSTRAP:
+            self._progress = replace(self._progress, missed=True)
+        elif self._progress is not None:
             self._add(message, transaction)
 
     def _take_marker(self, message: Message, transaction: pb.ReceivedTransaction, restarts: bool) -> None:
@@ -164,8 +179,8 @@ class Machine:
 
     def _begin(self, message: Message, transaction: pb.ReceivedTransaction) -> None:
         self._close_list()
-        self._announced, self._whole, self._missed = None, "", False
-        self._progress = Progress(Phase.BOOTSTRAP, self.seen, transaction.request_id, self.seen)
+        self._announced, self._whole = None, ""
+        self._progress = Progress(Phase.BOOTSTRAP, self.seen, transaction.request_id, self.seen, missed=False)
         self._steps.append(Begin(self._progress, self._snapshot(message)))
 
     def _take_rows(self, message: Message, transaction: pb.ReceivedTransaction, restarts: bool) -> None:
@@ -186,7 +201,7 @@ class Machine:
         self._close_list()
         progress, snapshot = self._progress, self._snapshot(message)
         assert progress is not None
-        if self._missed:
+        if progress.missed:
             self._progress = Progress(Phase.LOCAL_REPLAY, progress.base, progress.request_id, progress.base, self.seen)
             self.seen = progress.base
             self.rewind = True

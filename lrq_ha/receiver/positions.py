@@ -79,10 +79,7 @@ class PositionTable:
     def take_over(self, cursor: Cursor, name: str, queue: str) -> Progress | None:
         """The progress of a receiver in a queue, which this process keeps from now on."""
         mark, table = self._database.placeholder(), self._table
-        cursor.execute(
-            f"CREATE TABLE IF NOT EXISTS {table} (name VARCHAR(128) NOT NULL, queue VARCHAR(255) NOT NULL, position TEXT NOT NULL,"
-            " token VARCHAR(32) NOT NULL, PRIMARY KEY (name, queue))"
-        )
+        self._make_table(cursor)
         cursor.execute(f"UPDATE {table} SET token = {mark} WHERE name = {mark} AND queue = {mark}", (self._token, name, queue))
         if cursor.rowcount == 0:
             cursor.execute(f"INSERT INTO {table} VALUES ({mark}, {mark}, '', {mark})", (name, queue, self._token))
@@ -101,6 +98,24 @@ class PositionTable:
             self._database.drop()
             raise
         return progress
+
+    def forget(self, name: str, queue: str) -> bool:
+        """Deletes the row of a receiver and queue, in a transaction of its own, and closes the connection. Returns whether there was one."""
+        try:
+            mark, connection = self._database.placeholder(), self._database.connection()
+            cursor = connection.cursor()
+            self._make_table(cursor)
+            cursor.execute(f"DELETE FROM {self._table} WHERE name = {mark} AND queue = {mark}", (name, queue))
+            connection.commit()
+            return bool(cursor.rowcount > 0)
+        finally:
+            self._database.drop()
+
+    def _make_table(self, cursor: Cursor) -> None:
+        cursor.execute(
+            f"CREATE TABLE IF NOT EXISTS {self._table} (name VARCHAR(128) NOT NULL, queue VARCHAR(255) NOT NULL, position TEXT NOT NULL,"
+            " token VARCHAR(32) NOT NULL, PRIMARY KEY (name, queue))"
+        )
 
     def replace(self, cursor: Cursor, name: str, queue: str, before: Progress | None, after: Progress) -> bool:
         """Replaces the progress. False: `after` is there already, as a commit has succeeded whose answer was lost.
@@ -144,3 +159,6 @@ class SqlPositions:
         except BaseException:
             self._database.drop()
             raise
+
+    def forget(self, name: str, queue: str) -> bool:
+        return self._positions.forget(name, queue)

@@ -32,6 +32,8 @@ class Progress:
         request_id: BOOTSTRAP and LOCAL_REPLAY: the full sync.
         base: BOOTSTRAP and LOCAL_REPLAY: where the full sync begins.
         end: LOCAL_REPLAY: where the full sync ended.
+        missed: BOOTSTRAP: whether deltas that came during the full sync, up to `position`, may not have been given. A text of an older release
+            does not say; so they may.
     """
 
     phase: Phase
@@ -39,17 +41,21 @@ class Progress:
     request_id: str = ""
     base: Position = START
     end: Position = START
+    missed: bool = True
 
     def to_text(self) -> str:
-        """A text for a database."""
-        return json.dumps([self.phase.value, *self.position, self.request_id, *self.base, *self.end])
+        """A text for a database. The text of a value that was read equals the text that was read: stores compare it."""
+        rest = [] if self.missed else [False]
+        return json.dumps([self.phase.value, *self.position, self.request_id, *self.base, *self.end, *rest])
 
     @classmethod
     def from_text(cls, text: str) -> Progress:
         """The progress of a text. Raises MalformedInput if `to_text` has not made it."""
         try:
-            phase, epoch, sequence, request_id, base_epoch, base_sequence, end_epoch, end_sequence = json.loads(text)
+            phase, epoch, sequence, request_id, base_epoch, base_sequence, end_epoch, end_sequence, *rest = json.loads(text)
             positions = (Position(epoch, sequence), str(request_id), Position(base_epoch, base_sequence), Position(end_epoch, end_sequence))
-            return cls(Phase(phase), *positions)
+            if rest not in ([], [False]):
+                raise ValueError(f"{rest} behind the positions")
+            return cls(Phase(phase), *positions, missed=not rest)
         except (ValueError, TypeError) as error:
             raise MalformedInput(f"{text!r} is no position of a receiver", todo="Restore the table of positions from a backup.") from error

@@ -13,7 +13,7 @@ import os
 import ssl
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import pika
@@ -24,6 +24,8 @@ from lrq_ha.replication.positions import Position
 from lrq_ha.routing import names
 from lrq_ha.streams.node_connection import NodeConnection, address_of
 
+from .async_listener import AsyncListener
+from .call_watch import LOOK_S
 from .errors import ReceiverError
 from .group_positions import GroupPositions
 from .listener import Importer, Listener, ListenerImporter, PositionStore
@@ -47,6 +49,7 @@ class SourceStatus:
         since: When the state began, in seconds since 1970.
         position: The committed position; (0, 0): none.
         consistent: Whether the application's tables equal the source's at that position.
+        skipped: How many updates were skipped since the receiver's start, or since the last snapshot began: the tables lack them.
     """
 
     state: State
@@ -54,6 +57,7 @@ class SourceStatus:
     since: float
     position: Position
     consistent: bool
+    skipped: int = 0
 
 
 class Receiver:
@@ -87,6 +91,8 @@ class Receiver:
         Raises:
             MalformedInput: A name, an address, or a second place for the position.
         """
+        if isinstance(listener, AsyncListener):
+            raise MalformedInput(f"{type(listener).__name__} is an AsyncListener", todo="Give it to an AsyncReceiver")
         if isinstance(nodes, str) or not nodes:
             raise MalformedInput(f"nodes is {nodes!r}", todo="It must be a non-empty list of amqp:// URLs")
         self.client_name = names.check_client_name(client_name)
@@ -100,6 +106,7 @@ class Receiver:
         self._ending = threading.Event()
         self._lock = threading.Lock()
         self._finder: threading.Thread | None = None
+        self._watch: threading.Thread | None = None
         self._problem = "not started"
         self._process = os.getpid()
 
@@ -118,6 +125,8 @@ class Receiver:
         if self._finder is None:
             self._finder = threading.Thread(target=self._discover, name=f"lrq receiver {self.name}", daemon=True)
             self._finder.start()
+            self._watch = threading.Thread(target=self._watch_readers, name=f"lrq receiver {self.name} watch", daemon=True)
+            self._watch.start()
 
     def run(self) -> None:
         """Receives until `stop` is called from another thread, or from the listener.
@@ -128,32 +137,47 @@ class Receiver:
         """
         self.start()
         while not self._ending.wait(0.1):
-            failures = [reader.failure for reader in self._list_readers()]
-            fenced = self._group_positions.fenced if self._group_positions else None
-            if failure := next(filter(None, (*failures, fenced)), None):
+            if failure := self._failure():
                 self.stop()
                 raise failure
 
     def stop(self, timeout_s: float = 30.0) -> bool:
         """Ends after the lists under way; returns whether every thread has ended, and every position is written, within `timeout_s`."""
         deadline = time.monotonic() + timeout_s
+        threads = self._end_threads()
+        for thread in threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        ended = not any(thread.is_alive() for thread in threads)
+        if threading.current_thread() in self._list_readers():  # the listener calls, and its list is still to be committed
+            return ended
+        return self._close_positions(max(0.0, deadline - time.monotonic())) and ended
+
+    def _end_threads(self) -> list[threading.Thread]:
+        """Tells every thread to end after the list under way; returns those that the caller may wait for."""
         with self._lock:  # no reader starts from now on
             self._ending.set()
-        threads: list[threading.Thread] = [*self._list_readers(), *([self._finder] if self._finder else [])]
         for reader in self._list_readers():
             reader.end()
-        for thread in threads:
-            if thread is not threading.current_thread():
-                thread.join(max(0.0, deadline - time.monotonic()))
-        ended = not any(thread.is_alive() for thread in threads if thread is not threading.current_thread())
-        written = self._group_positions is None or self._group_positions.close(max(0.0, deadline - time.monotonic()))
-        return ended and written
+        threads = (*self._list_readers(), self._finder, self._watch)
+        return [thread for thread in threads if thread is not None and thread is not threading.current_thread()]
+
+    def _close_positions(self, timeout_s: float) -> bool:
+        """Returns whether every position was written within `timeout_s`."""
+        return self._group_positions is None or self._group_positions.close(timeout_s)
+
+    def _failure(self) -> BaseException | None:
+        """The error that ends the receiver, if there is one."""
+        failures = [reader.failure for reader in self._list_readers()]
+        fenced = self._group_positions.fenced if self._group_positions else None
+        return next(filter(None, (*failures, fenced)), None)
 
     def status(self) -> dict[str, SourceStatus]:
         """The status of each source, by remote id."""
         return {
-            reader.source: SourceStatus(reader.state, reader.reason, reader.since, reader.committed, reader.state is State.NORMAL)
-            for reader in self._list_readers()
+            each.source: SourceStatus(
+                each.state, each.reason, each.since, each.committed, each.state is State.NORMAL and not each.skipped, each.skipped
+            )
+            for each in self._list_readers()
         }
 
     @property
@@ -173,22 +197,16 @@ class Receiver:
             timeout_s: How long to wait.
 
         Returns:
-            Whether it is committed.
+            Whether it is committed. False also if the receiver ends before. Skipped updates count as committed.
 
         Raises:
             MalformedInput: Neither or both of `position` and `replication_id` are given, or it is malformed.
         """
-        if (position is None) == (replication_id is None):
-            raise MalformedInput("wait_for needs a position or a replication_id")
-        transaction = parse_id(replication_id) if replication_id is not None else None
+        has_come = parse_goal(position, replication_id)
         deadline = time.monotonic() + timeout_s
-        while (reader := next((each for each in self._list_readers() if each.source == source), None)) is None:
+        while (reader := self._reader_of(source)) is None:
             if time.monotonic() > deadline or self._ending.wait(0.05):
                 return False
-
-        def has_come(each: SourceReader) -> bool:
-            return (position is None or each.has_position(position)) and (transaction is None or each.has(transaction))
-
         return reader.wait_for(has_come, deadline - time.monotonic())
 
     def resync(self, source: str | None = None, reason: str = "") -> None:
@@ -211,6 +229,64 @@ class Receiver:
         with NodeConnection.open(self._nodes, f"lrq receiver {self.name}", producer=self.name) as node:
             for reader in readers:
                 node.publish(names.DEMAND, pb.Demand(queue=reader.queue, reason=reason).SerializeToString())
+
+    def skip(self, source: str, position: Position) -> None:
+        """Leaves out updates that the listener refuses: those of the list under way, up to a position. A warning names the queue and the positions.
+
+        The tables lack what was skipped until the next snapshot; `resync` demands one. Returns at once, so `on_error` may call it; the rest of the
+        list comes next. A list that the listener takes meanwhile is not skipped.
+
+        Args:
+            source: Remote id.
+            position: `Redelivery.position` for the whole list, or the position of one of its updates.
+
+        Raises:
+            MalformedInput: No queue of this source has been found, its listener refuses no list, or the position is not in that list.
+        """
+        reader = self._reader_of(source)
+        if reader is None:
+            raise MalformedInput(f"No queue of source {source!r} has been found", todo="Give the remote id that Update.source names")
+        reader.skip(position)
+
+    def forget(self, source: str) -> bool:
+        """Removes the committed position of a source: the next receiver of this name begins there with a whole snapshot.
+
+        The application's data stays until that snapshot begins. Another process of this name ends with Fenced.
+
+        Args:
+            source: Remote id. The source must not be read: the receiver has not started, or has stopped, or `sources` leaves the source out.
+
+        Returns:
+            Whether a position was kept.
+
+        Raises:
+            ReceiverError: The receiver reads the source, or may begin to.
+            MalformedInput: It is no remote id.
+        """
+        queue = names.recv_queue(self.client_name, source)
+        with self._lock:  # no reader starts meanwhile
+            reader = self._readers.get(queue)
+            excluded = self._sources is not None and source not in self._sources
+            idle = self._finder is None or self._ending.is_set() or excluded
+            if reader.is_alive() if reader is not None else not idle:
+                raise ReceiverError(
+                    f"Receiver {self.name!r} reads {queue}: its position cannot be removed meanwhile",
+                    todo="Stop the receiver, see that stop returns True, and call forget then; or leave the source out of `sources`",
+                )
+        return self._importer.forget(self.name, queue)
+
+    # ---- threads ---------------------------------------------------------------------------------------------------------
+
+    def _watch_readers(self) -> None:
+        while not self._ending.wait(LOOK_S):
+            self._look_at_readers()
+
+    def _look_at_readers(self) -> None:
+        for reader in self._list_readers():
+            reader.watch.warn_of_hang()
+
+    def _notify_change(self) -> None:
+        """A reader has committed, or its state has changed. Called in the reader's thread."""
 
     # ---- discovery ---------------------------------------------------------------------------------------------------
 
@@ -235,7 +311,7 @@ class Receiver:
             parts = names.parse_recv_queue(state.queue)
             wanted = parts is not None and (self._sources is None or parts.remote_id in self._sources)
             if parts is not None and wanted and state.queue not in self._readers:
-                reader = SourceReader(self.name, parts, state.queue, self._nodes, self._importer, self._listener)
+                reader = SourceReader(self.name, parts, state.queue, self._nodes, self._importer, self._listener, self._notify_change)
                 with self._lock:
                     if not self._ending.is_set():
                         self._readers[state.queue] = reader
@@ -244,6 +320,21 @@ class Receiver:
     def _list_readers(self) -> list[SourceReader]:
         with self._lock:
             return list(self._readers.values())
+
+    def _reader_of(self, source: str) -> SourceReader | None:
+        with self._lock:
+            return self._readers.get(names.recv_queue(self.client_name, source))
+
+
+def parse_goal(position: Position | None, replication_id: str | None) -> Callable[[SourceReader], bool]:
+    """A function that says whether a reader has committed a position or a transaction. Raises MalformedInput."""
+    if (position is None) == (replication_id is None):
+        raise MalformedInput("wait_for needs a position or a replication_id")
+    if position is not None:
+        where = position
+        return lambda reader: reader.has_position(where)
+    transaction = parse_id(replication_id or "")
+    return lambda reader: reader.has(transaction)
 
 
 def _importer(listener: Listener, positions: PositionStore | None) -> Importer:

@@ -46,6 +46,22 @@ class SqlListener(Listener):
         """Implements Importer."""
         return self._positions.load(name, queue)
 
+    def forget(self, name: str, queue: str) -> bool:
+        """Implements Importer."""
+        return self._positions.forget(name, queue)
+
+    def name_method(self, step: Step) -> str:
+        """Implements Importer."""
+        match step:
+            case Begin():
+                return "clear"
+            case Apply(kind=UpdateType.SNAPSHOT_SYNC):
+                return "apply_snapshot"
+            case Apply():
+                return "apply_log_entries"
+            case _:
+                return "the commit of the position"
+
     def _apply(self, cursor: Cursor, step: Step) -> None:
         match step:
             case Begin():

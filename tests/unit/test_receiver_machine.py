@@ -321,7 +321,45 @@ def test_deltas_during_a_snapshot_are_given_again_behind_it() -> None:
     assert machine.phase is Phase.NORMAL
 
 
-@pytest.mark.parametrize("text", ["", "x", "[]", '["other", 1, 2, "r", 0, 0, 0, 0]', "null"])
+def interrupted(*deltas: pb.ReceivedTransaction) -> tuple[Stream, Machine]:
+    """A snapshot of which one row is committed when the connection is lost; then the broker drops its beginning."""
+    stream = Stream()
+    stream.write(0, transaction(2, ROWS, request="r"), transaction(3, ROWS, b"x", request="r"))
+    stream.write(3, *deltas, transaction(5, ROWS, b"y", request="r"))
+    first = Machine(Q, None).take(stream.messages)
+    assert isinstance(first[-1], Apply)
+    progress = Progress.from_text(first[-1].progress.to_text())
+    assert (progress.phase, progress.position) == (Phase.BOOTSTRAP, at(5))
+    stream.write(5, transaction(6, END, request="r"))
+    stream.trim(2)
+    return stream, Machine(Q, progress)
+
+
+def test_an_interrupted_snapshot_without_deltas_does_not_need_its_base() -> None:
+    stream, machine = interrupted()
+    assert [type(step) for step in machine.take(stream.messages)] == [Complete]
+    assert (machine.rewind, machine.phase) == (False, Phase.NORMAL)
+
+
+def test_an_interrupted_snapshot_with_deltas_before_the_interruption_goes_back_to_its_base() -> None:
+    stream, machine = interrupted(transaction(4, DELTA, b"z"))
+    assert [type(step) for step in machine.take(stream.messages)] == [Complete]
+    assert (machine.rewind, machine.seen) == (True, at(2))
+    assert [type(step) for step in machine.take(stream.messages)] == [Hole], "the base was dropped"
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['["bootstrap", 257, 9, "r", 257, 2, 0, 0]', '["local-replay", 257, 9, "r", 257, 2, 257, 12]', '["normal", 257, 9, "", 0, 0, 0, 0]'],
+)
+def test_a_position_of_an_older_release_is_read_and_written_as_it_was(text: str) -> None:
+    """A store compares the text that it has with the text of the progress that was read."""
+    progress = Progress.from_text(text)
+    assert progress.missed, "an older release does not say whether deltas came"
+    assert progress.to_text() == text
+
+
+@pytest.mark.parametrize("text", ["", "x", "[]", '["other", 1, 2, "r", 0, 0, 0, 0]', '["normal", 1, 2, "r", 0, 0, 0, 0, 7]', "null"])
 def test_a_damaged_position_is_refused(text: str) -> None:
     with pytest.raises(MalformedInput, match="is no position of a receiver"):
         Progress.from_text(text)
