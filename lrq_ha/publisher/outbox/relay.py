@@ -48,7 +48,7 @@ RETRY_MIN_S: Final = 0.1
 RETRY_MAX_S: Final = 30.0
 LOOK_S: Final = 0.2  # between two looks at `stop` while a confirm is waited for
 CHECK_S: Final = 0.02  # between two looks for the login of a connection
-PATIENCE_S: Final = 1.0  # a login takes less
+PATIENCE_S: Final = 1.0  # a login and a confirm take less
 CLOSE_S: Final = 2.0  # for what is on its way when the relay stops
 
 
@@ -239,7 +239,7 @@ class OutboxRelay:
                 if self._state is not RelayState.REFUSED or not step.batch:
                     self._enter(RelayState.TRANSMITTING)
                 if step.batch:
-                    self._transmit(producer, step.batch)
+                    self._transmit(ledger, producer, step.batch)
                 else:
                     self._awake.wait(self._poll_s)
                     self._awake.clear()
@@ -268,11 +268,11 @@ class OutboxRelay:
         if producer.failure is not None:
             raise producer.failure
 
-    def _transmit(self, producer: NumberedProducer, batch: list[Stored]) -> None:
+    def _transmit(self, ledger: Ledger, producer: NumberedProducer, batch: list[Stored]) -> None:
         """Sends a batch, and waits for its confirms. Raises _Refused, _Stopped."""
         for run in split_batch(batch, self._proven):
             for each, confirm in [(each, self._send(producer, each)) for each in run]:
-                self._wait_for(each.number, confirm)
+                self._wait_for(ledger, each.number, confirm)
                 self._confirmed = each.number
                 self._proven |= each.destinations
             self._retry_s = RETRY_MIN_S
@@ -284,7 +284,9 @@ class OutboxRelay:
         except MessageTooLarge as error:
             raise _Refused(transaction.number, error) from error
 
-    def _wait_for(self, number: int, confirm: Confirm) -> None:
+    def _wait_for(self, ledger: Ledger, number: int, confirm: Confirm) -> None:
+        """Waits for a confirm, however long that takes, while this is the relay of the outbox. Raises _Refused, _Stopped, RelayFenced."""
+        looked_s = time.monotonic()
         while True:
             try:
                 confirm.result(LOOK_S)
@@ -293,6 +295,9 @@ class OutboxRelay:
                 if isinstance(error, NoPrimary):
                     self._enter(RelayState.WAITING, error.what)
                 self._check_stop(self._ending.is_set())
+                if time.monotonic() - looked_s > PATIENCE_S:
+                    _, self._last = ledger.load()
+                    looked_s = time.monotonic()
             except NackedError as error:
                 raise _Refused(number, error) from error
 
