@@ -66,10 +66,19 @@ class Producer:
 
     def __init__(self, log: Log, name: str, sent: int, steps: Steps) -> None:
         self._log, self._name, self._steps = log, name, steps
-        known = log.last.get(name, 0)
-        self.failure = FencedError(name, known, sent) if known > sent else None
-        self.fenced = self.failure is not None
+        self.failure: LrqError | None = None
         self.checked = True
+        self.log_in(sent)
+
+    @property
+    def fenced(self) -> bool:
+        return self.failure is not None
+
+    def log_in(self, sent: int) -> None:
+        """The connection is there, perhaps again."""
+        known = self._log.last.get(self._name, 0)
+        if known > sent:
+            self.failure = FencedError(self._name, known, sent)
 
     def transmit(self, number: int, entries: LogEntries) -> Confirm:
         if self.failure is not None:
@@ -85,9 +94,11 @@ class FakePublisher:
 
     def __init__(self, log: Log, steps: Steps) -> None:
         self._log, self._steps = log, steps
+        self.producers: list[Producer] = []
 
     def open_producer(self, name: str, sent: int) -> Producer:
-        return Producer(self._log, name, sent, self._steps)
+        self.producers.append(Producer(self._log, name, sent, self._steps))
+        return self.producers[-1]
 
     def close(self, timeout_s: float) -> None:
         """Nothing is open."""

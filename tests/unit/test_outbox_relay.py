@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from outbox_rig import FakePublisher, Killed, Log, Rig, Steps
+from outbox_rig import FakePublisher, Idle, Killed, Log, Rig, Steps
 from unconnected import unconnected, until
 
 from lrq_ha.errors import IllegalEvent, LrqError
@@ -113,6 +113,24 @@ def test_two_relays_the_first_ends(rig: Rig) -> None:
     assert first.status().state is RelayState.FAILED
     rig.write(1)
     finish(rig)
+    assert_once(rig)
+
+
+def test_a_relay_that_finds_numbers_of_another_relay_in_the_log_is_told_so(rig: Rig) -> None:
+    """Its connection is made again, before it looks at the database again."""
+    rig.write(1)
+    publisher = FakePublisher(rig.log, Steps())
+    given: Any = publisher
+    first = OutboxRelay(rig.connect, lambda: given, rig.outbox)
+
+    def idle() -> None:
+        rig.write(1)
+        finish(rig)
+        publisher.producers[0].log_in(1)
+
+    first._awake = Idle(idle)
+    first._work()
+    assert isinstance(first._failure, RelayFenced)
     assert_once(rig)
 
 
@@ -266,19 +284,10 @@ def test_a_database_that_was_restored_under_a_relay_is_noticed(rig: Rig) -> None
             backups.append(rig.path.read_bytes())
             rig.write(1)
         else:
-            relay._awake = Once(lambda: None)
+            relay._awake = Idle(lambda: None)
             rig.path.write_bytes(backups[0])
 
-    class Once(threading.Event):
-        def __init__(self, call: Any) -> None:
-            super().__init__()
-            self._call = call
-
-        def wait(self, timeout: float | None = None) -> bool:
-            self._call()
-            return True
-
-    relay._awake = Once(idle)
+    relay._awake = Idle(idle)
     relay._work()
     assert isinstance(relay._failure, OutboxRestored)
 

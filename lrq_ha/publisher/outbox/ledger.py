@@ -88,7 +88,7 @@ class Ledger:
         """Commits that everything up to `transmitted` is confirmed, and that the next batch may be sent.
 
         Args:
-            progress: As committed last.
+            progress: As committed last. After an error, `load` tells it: a commit may have succeeded whose answer was lost.
             transmitted: From `progress.transmitted` to `progress.sent`.
 
         Raises:
@@ -99,7 +99,7 @@ class Ledger:
             found = self._load(cursor)
             last, end, batch = self._read_next(cursor, transmitted)
         after = Progress(transmitted, max(progress.sent, end))
-        if found not in (progress, after):
+        if found != progress:
             raise RelayFenced(self._table)
         if found != after:
             with self._transaction() as cursor:  # it begins with a write: a transaction of SQLite that begins with a read may fail at its first write
