@@ -47,6 +47,7 @@ STATEMENTS = {
     "local-completion": "A publish with local completion waits for the primary's own stream only, and its losses are counted.",
     "permissions": "A publish that its client has no permission for is in no log, whenever its broker dies.",
     "power-loss": "A host that loses power rejoins by catching up; the group keeps what it had confirmed.",
+    "outbox": "What an application commits to an outbox is in the log once, in commit order and whole, whatever is killed.",
     "promotion": "A promotion needs the answers of all nodes or an operator's assertion, and never skips a longer log without `--force`.",
     "renewal": "A renewal brings everything live to a new node, once and in order, while clients go on.",
     "republish": "Messages of a diverged node can be published again; what the group has is not enqueued twice.",

@@ -19,6 +19,7 @@ from lrq_ha.publisher.errors import (
 )
 from lrq_ha.publisher.fullsync import FullSyncRequest
 from lrq_ha.publisher.provider import FullSyncContext
+from lrq_ha.publisher.sql_provider import SourceTable, SqlProvider
 from lrq_ha.publisher.sync import Publisher
 from lrq_ha.publisher.transaction import Transaction
 
@@ -41,6 +42,8 @@ __all__ = [
     "NoPrimary",
     "Publisher",
     "PublisherClosed",
+    "SourceTable",
+    "SqlProvider",
     "Transaction",
     "Unconfirmed",
     "WaitTimeout",

@@ -31,7 +31,7 @@ from lrq_ha.errors import LrqError
 from lrq_ha.publisher import messages
 from lrq_ha.publisher.confirm import BaseConfirm
 from lrq_ha.publisher.errors import InvalidArgument, NoPrimary, WaitTimeout, WindowFull, anew, forked
-from lrq_ha.publisher.messages import LOG_PRODUCER_SUFFIX, MESSAGE_BYTES_MAX, LogEntries
+from lrq_ha.publisher.messages import ID_SEPARATOR, LOG_PRODUCER_SUFFIX, MESSAGE_BYTES_MAX, LogEntries
 from lrq_ha.publisher.nodes import Addresses
 from lrq_ha.publisher.window import Settled, Window
 from lrq_ha.publisher.wire import Outgoing, message_frames
@@ -52,6 +52,7 @@ class Lane(Generic[C]):
 
     Attributes:
         ready: Whether a node takes publishes now. Its link sets it.
+        failure: Why no further publish is possible on this lane.
         properties: Client properties of its connections. Those of one publisher share an `lrq_instance`: a connection that asks for the producer's
             last sequence ends all others of that name, whose messages a door may not have read yet.
     """
@@ -62,6 +63,7 @@ class Lane(Generic[C]):
         self.window = window
         self.addresses = addresses
         self.ready = False
+        self.failure: LrqError | None = None
 
     def no_primary(self) -> NoPrimary | None:
         return None if self.ready else self.addresses.no_primary()
@@ -69,7 +71,10 @@ class Lane(Generic[C]):
 
 @dataclass(frozen=True, slots=True)
 class Draft(Generic[C]):
-    """A checked message without an ID. `body` makes its body, once the ID is known; `size_bytes` is about that body's size."""
+    """A checked message without an ID. `body` makes its body, once the ID is known; `size_bytes` is about that body's size.
+
+    `number` is the number in its ID, if the lane's window has its numbers from the caller.
+    """
 
     lane: Lane[C]
     exchange: str
@@ -78,6 +83,7 @@ class Draft(Generic[C]):
     size_bytes: int
     properties: pika.BasicProperties | None = None
     mandatory: bool = True
+    number: int = 0
 
 
 class BasePublisher(ABC, Generic[C]):
@@ -142,15 +148,16 @@ class BasePublisher(ABC, Generic[C]):
         self._failed: deque[C] = deque(maxlen=FAILURES_KEPT)
         self._announced: bool | None = None  # the last ClientStatus sent: whether there is a full sync provider
         self._process = os.getpid()
-        instance = uuid4().hex
-
-        def lane(to: str, of: str) -> Lane[C]:
-            return Lane(Window(of, window, window_bytes), Addresses(to, [address(node, vhost) for node in nodes]), instance)
-
-        self._own = lane(vhost, self.producer)
-        self._log = lane(messages.VHOST, self.producer + LOG_PRODUCER_SUFFIX)
-        self._lanes = (self._log, self._own)
+        self._instance = uuid4().hex
+        self._window_limits = (window, window_bytes)
+        self._node_names = [address(node, vhost) for node in nodes]
+        self._own = self._new_lane(vhost, Window(self.producer, window, window_bytes))
+        self._log = self._new_lane(messages.VHOST, Window(self.producer + LOG_PRODUCER_SUFFIX, window, window_bytes))
+        self._lanes: tuple[Lane[C], ...] = (self._log, self._own)
         self._begin()
+
+    def _new_lane(self, vhost: str, window: Window[Outgoing[C]]) -> Lane[C]:
+        return Lane(window, Addresses(vhost, self._node_names), self._instance)
 
     @abstractmethod
     def _begin(self) -> None:
@@ -193,7 +200,7 @@ class BasePublisher(ABC, Generic[C]):
             raise forked(f"Publisher {self.producer}")
 
     def _bytes_max(self, draft: Draft[C]) -> int:
-        return min(self._message_bytes_max, TRANSMISSION_BYTES_MAX) if draft.lane is self._log else self._message_bytes_max
+        return min(self._message_bytes_max, TRANSMISSION_BYTES_MAX) if draft.lane is not self._own else self._message_bytes_max
 
     def _require_client_name(self, what: str) -> None:
         if not self.client_name:
@@ -201,7 +208,7 @@ class BasePublisher(ABC, Generic[C]):
 
     def _has_room(self, draft: Draft[C]) -> bool:
         """Whether `_take` may be called: it gives an ID, or raises the reason why there will be none."""
-        return self._failure is not None or draft.lane.window.fits(draft.size_bytes)
+        return self._failure is not None or draft.lane.failure is not None or draft.lane.window.fits(draft.size_bytes)
 
     def _no_room(self, draft: Draft[C]) -> LrqError:
         window = draft.lane.window
@@ -213,10 +220,10 @@ class BasePublisher(ABC, Generic[C]):
 
     def _take(self, draft: Draft[C]) -> C:
         """Gives the next replication ID of the lane's producer, and queues the message."""
-        if self._failure is not None:
-            raise anew(self._failure)
         lane = draft.lane
-        replication_id = lane.window.next_id()
+        if failure := self._failure or lane.failure:
+            raise anew(failure)
+        replication_id = f"{lane.window.producer}{ID_SEPARATOR}{draft.number}" if draft.number else lane.window.next_id()
         content = draft.body(replication_id)
         messages.checked_size("The message", len(content), self._bytes_max(draft))
         frames = message_frames(
@@ -224,7 +231,7 @@ class BasePublisher(ABC, Generic[C]):
         )
         messages.checked_size("The message's header", len(frames), HEADER_BYTES_MAX)
         outgoing = Outgoing(frames, content, self._new_confirm(replication_id, lane.no_primary))
-        lane.window.add(outgoing.size_bytes, outgoing)
+        lane.window.add(outgoing.size_bytes, outgoing, draft.number)
         return outgoing.confirm
 
     @abstractmethod

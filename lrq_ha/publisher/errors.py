@@ -65,13 +65,18 @@ class NackedError(LrqError):
 
 
 class FencedError(LrqError):
-    """Another process publishes under this producer name: IDs of the two would be taken for duplicates of each other."""
+    """Another process publishes under this producer name: IDs of the two would be taken for duplicates of each other.
+
+    Attributes:
+        known: The highest sequence that the server knows.
+    """
 
     def __init__(self, producer: str, known: int, sent: int) -> None:
         super().__init__(
             f"Producer {producer!r} is in use elsewhere: the server knows sequence {known}, this process has sent none above {sent}",
             todo="Give every process its own producer name, and start this one again",
         )
+        self.known = known
 
 
 class WaitTimeout(LrqError, TimeoutError):

@@ -17,7 +17,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Self
 
@@ -29,11 +29,12 @@ from lrq_ha.publisher.confirm import Confirm
 from lrq_ha.publisher.core import LOGOUT_S, BasePublisher, Draft, Lane
 from lrq_ha.publisher.errors import FencedError, InvalidArgument, PublisherClosed, anew
 from lrq_ha.publisher.library_logging import quiet
-from lrq_ha.publisher.messages import Addressed, LogEntries
+from lrq_ha.publisher.messages import VHOST, Addressed, LogEntries, checked_producer
+from lrq_ha.publisher.numbered import NumberedProducer
 from lrq_ha.publisher.provider import LOOK_S, FullSyncs, Provider
 from lrq_ha.publisher.sync_link import Handlers, Link, State, parameters
 from lrq_ha.publisher.transaction import Transaction
-from lrq_ha.publisher.window import Settled, Window
+from lrq_ha.publisher.window import NumberedWindow, Settled, Window
 from lrq_ha.publisher.wire import Outgoing
 from lrq_ha.routing import names
 
@@ -61,18 +62,21 @@ class Publisher(BasePublisher[Confirm]):
         self._waiting = 0  # threads in self._changed.wait: settling notifies only if there are any
         self._turns: dict[Lane[Confirm], deque[_Turn]] = {lane: deque() for lane in self._lanes}
         self._full_syncs: FullSyncs | None = None
+        self._numbered: dict[str, NumberedProducer] = {}
         self._loop: Any = IOLoop()
-        handlers = Handlers(self._ready, self._settle, self._fenced)
-
-        def link(lane: Lane[Confirm], learn: Sequence[Window[Outgoing[Confirm]]]) -> Link:
-            vhost = lane.addresses.vhost
-            nodes = [parameters(url, vhost, lane.properties, self._heartbeat_s, self._login_timeout_s, self._tls) for url in self._nodes]
-            return Link(self._loop, self._lock, lane, nodes, learn, self._login_timeout_s, self._confirm_timeout_s, handlers)
-
-        self._links = {self._log: link(self._log, [self._log.window, self._own.window]), self._own: link(self._own, [self._own.window])}
+        self._links = {
+            self._log: self._new_link(self._log, [self._log.window, self._own.window], self._fenced),
+            self._own: self._new_link(self._own, [self._own.window], self._fenced),
+        }
         self._thread = threading.Thread(target=self._run, name=f"lrq-publisher-{self.producer}", daemon=True)
         self._thread.start()
         self._connect()
+
+    def _new_link(self, lane: Lane[Confirm], learn: Sequence[Window[Outgoing[Confirm]]], fenced: Callable[[FencedError], None]) -> Link:
+        vhost = lane.addresses.vhost
+        nodes = [parameters(url, vhost, lane.properties, self._heartbeat_s, self._login_timeout_s, self._tls) for url in self._nodes]
+        handlers = Handlers(self._ready, self._settle, fenced)
+        return Link(self._loop, self._lock, lane, nodes, learn, self._login_timeout_s, self._confirm_timeout_s, handlers)
 
     def _new_confirm(self, replication_id: str, explain: Callable[[], LrqError | None]) -> Confirm:
         return Confirm(replication_id, explain)
@@ -172,6 +176,42 @@ class Publisher(BasePublisher[Confirm]):
         else:
             link.wake()
         return confirm
+
+    def open_producer(self, name: str, sent: int) -> NumberedProducer:
+        """Opens a further producer, whose transactions have their numbers from the caller. A second call for a name gives that producer.
+
+        The connection of this producer is separate from that of the publisher's other log entries: no order holds between the two.
+
+        Args:
+            name: The producer, as in the constructor.
+            sent: The highest number that any process may have sent under this name, as the caller has kept it; 0: none.
+
+        Raises:
+            InvalidArgument: The name, or this publisher has no `client_name`.
+            PublisherClosed, FencedError: This publisher cannot send any more.
+        """
+        checked_producer(name)
+        self._require_client_name("Log entries")
+        self._check_process()
+        window = NumberedWindow[Outgoing[Confirm]](name, *self._window_limits, sent)
+        with self._lock:
+            if self._failure is not None:
+                raise anew(self._failure)
+            found = self._numbered.get(name)
+            if found is None or found.fenced:
+                lane = self._new_lane(VHOST, window)
+                found = self._numbered[name] = NumberedProducer(lane, window, self._put_numbered, lambda: self._failure)
+                self._turns[lane] = deque()
+                self._links[lane] = self._new_link(lane, [window], lambda error: self._lane_fenced(lane, error))
+                self._lanes = (*self._lanes, lane)
+                self._loop.add_callback_threadsafe(self._links[lane].start)
+            found.window.expect(sent)
+        return found
+
+    def _put_numbered(self, lane: Lane[Confirm], number: int, entries: LogEntries) -> Confirm:
+        draft = self._draft_entries(names.SEND_LOG_ENTRIES, entries)
+        self._announce(False)
+        return self._put(replace(draft, lane=lane, number=number))
 
     # ---- full syncs
 
@@ -294,9 +334,17 @@ class Publisher(BasePublisher[Confirm]):
         _LOG.error("%s", error)
         with self._lock:
             self._failure = error
-        for link in self._links.values():
+        for link in list(self._links.values()):
             link.close(lambda: None)
         self._settle(lambda: self._fail_all(error))
+
+    def _lane_fenced(self, lane: Lane[Confirm], error: FencedError) -> None:
+        """Only this lane's producer is in use elsewhere: the others go on."""
+        _LOG.error("%s", error)
+        with self._lock:
+            lane.failure = error
+        self._links[lane].close(lambda: None)
+        self._settle(lambda: lane.window.fail_all(error))
 
     # ---- the end
 

@@ -117,9 +117,17 @@ class Window(Generic[T]):
     def id_of(self, entry: Entry[T]) -> str:
         return f"{self.producer}/{entry.number}"
 
-    def add(self, size_bytes: int, item: T) -> Entry[T]:
-        """Gives the next replication ID and queues the message. The caller has asked `fits`, or knows that it need not."""
-        if self._free:
+    def add(self, size_bytes: int, item: T, number: int = 0) -> Entry[T]:
+        """Gives the next replication ID and queues the message. The caller has asked `fits`, or knows that it need not.
+
+        Args:
+            size_bytes: Of the message.
+            item: The driver's own.
+            number: The number in its ID, if the caller keeps the numbers (`NumberedWindow`); 0: the next one.
+        """
+        if number:
+            self.assigned = max(self.assigned, number)
+        elif self._free:
             number = self._free.popleft()
         else:
             number = self.assigned = self.assigned + 1
@@ -236,3 +244,36 @@ class Window(Generic[T]):
         self._waiting.clear()
         self.bytes = 0
         return [Settled(entry, error or Unconfirmed(self.id_of(entry))) for entry in entries]
+
+
+class NumberedWindow(Window[T]):
+    """A window whose messages have their numbers from the caller, who keeps them durably and may add a message again under its number.
+
+    Args:
+        producer, messages_max, bytes_max: As for Window.
+        sent: The highest number that any process may have sent.
+    """
+
+    def __init__(self, producer: str, messages_max: int, bytes_max: int, sent: int) -> None:
+        super().__init__(producer, messages_max, bytes_max)
+        self.learned = False  # whether the server has told the producer's last number
+        self.expect(sent)
+
+    def expect(self, sent: int) -> None:
+        """Any process may have sent the numbers up to `sent`."""
+        self._known = max(self._known, sent)
+
+    def learn(self, last: int) -> None:
+        """Takes the producer's last number from the server.
+
+        Raises:
+            FencedError: The number is beyond all that were sent, as far as the caller has kept it.
+        """
+        if last > self._known:
+            raise FencedError(self.producer, last, self._known)
+        self.learned = True
+
+    def _refusal(self, entry: Entry[T], nack: bool) -> LrqError | None:
+        error = super()._refusal(entry, nack)
+        self._free.clear()  # the number stays that of its message
+        return error
