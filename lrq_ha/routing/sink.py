@@ -5,8 +5,8 @@ Rules:
   - The state comes only from the Reception and Demand entries of the sink group's log: `noted` for each one, in log order,
     whether this node appended it or read it. `accept` changes nothing.
   - A batch continues the queue's chain (`previous` is the last transaction here), or restarts it (`previous` = (0, 0) and a
-    snapshot's marker at its head); the first batch may do either. An overlap is cut off; any other batch is a gap and is refused. So is another
-    restart at or below the last transaction: it comes from a source that was told of safe entries only, and asks again.
+    snapshot's marker at its head); the first batch may do either. An overlap is cut off; any other batch is a gap and is refused. Another restart
+    at or below the last transaction is refused, too: it comes from a source that was told of safe entries only, and asks again.
   - An accepted batch counts for a source only when its log entry is safe: `status` has only safe entries, acks wait for them, and
     entries that are cut off the log are undone.
 

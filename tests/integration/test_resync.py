@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from load import User, add_users, all_applied, command, eventually, on_record, primary_of, set_up, take_over, told
+from load import User, add_users, all_applied, command, eventually, in_sync, on_record, primary_of, renew, set_up, take_over, told
 from patience import PATIENT_DOOR
+from renewals import SMALL_LOG, discard, fall_off
 from test_receiver import Source, arrived, database, listener, normal, receiving, stock
 
 from lrq_ha.lab import Lab
@@ -18,7 +20,7 @@ from lrq_ha.receiver import Receiver
 from lrq_ha.routing.names import recv_queue
 from lrq_ha.streams.errors import MessageRefused
 
-pytestmark = [pytest.mark.broker, pytest.mark.proves("G6")]
+pytestmark = [pytest.mark.broker, pytest.mark.proves("G6", "renewal")]
 
 RECEIVE_BYTES = 4 << 20
 DELTA_BYTES = 100_000
@@ -161,4 +163,45 @@ def test_a_new_primary_without_a_whole_snapshot_demands_one(lab: Lab, source: So
         arrived(receiver, source)
         normal(receiver)
         assert stock(path) == source.stock
+    lab.start(primary)
+
+
+@pytest.fixture
+def renewed(tmp_path_factory: pytest.TempPathFactory, broker_version: str) -> Iterator[Lab]:
+    """East is a pair, the sink of west."""
+    groups = {"east": 2, "west": 1}
+    found = Lab(groups, tmp_path_factory.mktemp("renewed") / "lab", broker_version, sites={"west": ["east"], "east": []}, door=PATIENT_DOOR)
+    set_up(found, f"{SMALL_LOG}backup_timeout_s = 10.0")
+    with found:
+        yield found
+
+
+def test_a_renewed_node_that_is_promoted_gets_a_whole_snapshot(renewed: Lab, tmp_path: Path) -> None:
+    """A minute or more: the log of the group has to lose its beginning."""
+    lab = renewed
+    primary, backup = in_sync(lab, applied=True)
+    source = Source(lab, f"renewed{time.time_ns() % 10**9}", "w1", "east")
+    queue = recv_queue(source.client_name, "west")
+    source.change_many(0, 20)
+    source.publisher.flush(60)
+    eventually("a whole snapshot", lambda: told(lab, primary)["receiving"][queue]["snapshot"]["complete"], 60)
+    fall_off(lab, primary, backup)
+    discard(lab, backup)
+    renew(lab)
+    assert in_sync(lab, applied=True) == (primary, backup)
+    source.change_many(20, 5)
+    source.publisher.flush(60)
+    before = told(lab, primary)["receiving"][queue]["snapshot"]["whole"]
+    lab.kill(primary)
+    take_over(lab, backup, primary)
+    eventually("another whole snapshot", lambda: told(lab, backup)["receiving"][queue]["snapshot"]["whole"] not in (None, before), 60)
+    path = database(tmp_path)
+    with Receiver([lab.nodes[backup].door], source.client_name, "renewed", listener(path)) as receiver:
+        receiver.start()
+        source.change(1, 5)
+        source.publisher.flush(60)
+        assert receiver.wait_for("west", replication_id=source.last, timeout_s=60), receiver.status()
+        with sqlite3.connect(path) as connection:
+            assert dict(connection.execute("SELECT item, count FROM stock WHERE source = 'west'").fetchall()) == source.stock
+    source.publisher.close(60)
     lab.start(primary)

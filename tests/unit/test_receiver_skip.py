@@ -356,13 +356,13 @@ def test_a_coroutine_for_a_receiver_in_threads_is_refused_and_says_what_to_do(
 def test_every_step_has_a_name_for_operators() -> None:
     progress = Progress(Phase.NORMAL, at(1))
     snapshot = Snapshot(Q, "east", CLIENT, "r", at(1))
-    steps = (Begin(progress, snapshot), Complete(progress, snapshot), Reach(progress), Skip(progress, at(1), 1))
+    steps = (Begin(progress, snapshot), Complete(progress, snapshot), Reach(progress, "east"), Skip(progress, at(1), 1))
     commit = "the commit of the position"
     assert [SqlListener(lambda: None).name_method(step) for step in steps] == ["clear", commit, commit, commit]
     assert [name_method(step) for step in steps] == ["on_snapshot_sync_start", "on_snapshot_sync_complete", commit, commit]
 
 
 def test_the_pause_before_an_attempt_doubles_up_to_half_a_minute() -> None:
-    step = Reach(Progress(Phase.NORMAL, at(1)))
+    step = Reach(Progress(Phase.NORMAL, at(1)), "east")
     pauses = [Refusal(Q, step, attempt).pause_s for attempt in (1, 2, 3, 9, 10, 10_000)]
     assert pauses == pytest.approx([0.1, 0.2, 0.4, 25.6, 30.0, 30.0])
