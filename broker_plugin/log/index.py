@@ -122,6 +122,22 @@ class Index:
                 if run.purge.before > 1:
                     key = self._operated_on(first, run.purge.vhost, run.purge.queue)
                     self.filter.note(first, Kind.PURGE, key, purged, 0, "", sweep=False)
+            case "transmission" | "reception" | "demand" | "commit" | "status":
+                self._note_of_sites(run, kind, first)
+            case "topology":
+                self._note_topology(run.topology, first)
+            case "tally" if sweep:  # a node knows its own queues
+                declaration = self.declared.declarations.get((run.tally.vhost, run.tally.queue), b"")
+                keeps = declarations.keeps_dead_letters(declarations.queue_arguments(declaration))
+                self.tallies.noted(first, run.tally, keeps_dead_letters=keeps)
+            case "":  # if passed over, the entry would be missing here after a promotion, without a notice
+                wrote = f"entry {first} of the log, written by lrq-ha {self.writer}, is of a kind that lrq-ha {__version__} does not know"
+                raise codec.UnsuitableVersion(wrote, todo=codec.RUN_THE_NEWER)
+        return kind
+
+    def _note_of_sites(self, run: pb.Run, kind: str, first: int) -> None:
+        """Notes an entry of the log replication between sites."""
+        match kind:
             case "transmission":
                 self.dedup.add(run.transmission.producer, run.transmission.id, 1, first)
             case "reception":
@@ -134,16 +150,6 @@ class Index:
                 if run.status.producer:
                     self.dedup.add(run.status.producer, run.status.id, 1, first)
                 self.statuses.noted(first, pb.Status.FromString(run.status.body))
-            case "topology":
-                self._note_topology(run.topology, first)
-            case "tally" if sweep:  # a node knows its own queues
-                declaration = self.declared.declarations.get((run.tally.vhost, run.tally.queue), b"")
-                keeps = declarations.keeps_dead_letters(declarations.queue_arguments(declaration))
-                self.tallies.noted(first, run.tally, keeps_dead_letters=keeps)
-            case "":  # if passed over, the entry would be missing here after a promotion, without a notice
-                wrote = f"entry {first} of the log, written by lrq-ha {self.writer}, is of a kind that lrq-ha {__version__} does not know"
-                raise codec.UnsuitableVersion(wrote, todo=codec.RUN_THE_NEWER)
-        return kind
 
     def _forget_ids(self, refused: Iterable[pb.ProducerRanges], sequence: int) -> None:
         for part in refused:
