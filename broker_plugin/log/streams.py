@@ -356,7 +356,11 @@ class Streams:
         return min(self._receive_bytes_max, self.declarer.made_with.get(queue, self._receive_bytes_max))
 
     async def read_first(self, queue: str) -> bytes | None:
-        """The body of the first message that a view still has; None: it has none, or does not exist. Raises LrqError: the broker is lost."""
+        """The body of the first message that a view still has; None: there is no such view.
+
+        Raises:
+            LrqError: The broker gives no message, or is lost.
+        """
         found: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
         channel = await self._open_channel(lambda error: fail(found, error or reading_ended(queue)))
         try:
@@ -369,8 +373,8 @@ class Streams:
             )
             async with asyncio.timeout(FIRST_S):
                 return await found
-        except TimeoutError:
-            return None
+        except TimeoutError as error:
+            raise LrqError(f"the broker has given nothing of '{queue}' for {FIRST_S:g} s", retriable=True) from error
         except ChannelClosed as error:
             if error.code != NOT_FOUND:
                 raise

@@ -15,10 +15,12 @@ import logging
 import time
 from typing import Any
 
+from google.protobuf.message import DecodeError
+
 from broker_plugin.log.replica import Replica
 from broker_plugin.log.streams import Streams, segment_bytes
+from lrq_ha.errors import LrqError
 from lrq_ha.proto import lrq_pb2 as pb
-from lrq_ha.replication.positions import Position
 from lrq_ha.routing.chain import START, position_of
 from lrq_ha.routing.names import parse_recv_queue
 from lrq_ha.routing.receive_state import ReceiveState
@@ -26,6 +28,7 @@ from lrq_ha.routing.receive_state import ReceiveState
 log = logging.getLogger("lrq_ha.sites")
 
 LOOK_S = 0.25
+CONFIRM_S = 3.0  # more than a new stream needs (streams.YOUNG_STREAM_S)
 HEADS_EVERY_LOOKS = 240
 SEGMENTS_TO_SPARE = 2
 
@@ -52,8 +55,8 @@ class SnapshotKeeper:
         while True:
             for queue, state in self._replica.index.sink.states().items():
                 self._consider_size(queue, state)
-                if looks % HEADS_EVERY_LOOKS == 0:
-                    await self._consider_head(queue)
+            if looks % HEADS_EVERY_LOOKS == 0:
+                await self._consider_heads()
             looks += 1
             await asyncio.sleep(LOOK_S)
 
@@ -91,14 +94,23 @@ class SnapshotKeeper:
         if state.is_full_sync_due(kept):
             self._demand(queue, "the queue is about to drop the last whole snapshot")
 
-    async def _consider_head(self, queue: str) -> None:
-        body = await self._streams.read_first(queue)
-        head: Position | None = None
-        if body is not None:
-            head = position_of(pb.ReceivedBatch.FromString(body).transactions[0].position)
-        state = self._replica.index.sink.status(queue)
-        if state.lacks_snapshot(head):
-            self._demand(queue, "this node's copy of the queue begins behind the last snapshot" if head else "this node has no copy of the queue")
+    async def _consider_heads(self) -> None:
+        """Demands full syncs for copies that lack the last snapshot, also a moment later: a new stream gets its first message late."""
+        lacking = [queue for queue in self._replica.index.sink.states() if await self._lacks_snapshot(queue)]
+        if lacking:
+            await asyncio.sleep(CONFIRM_S)
+        for queue in lacking:
+            if await self._lacks_snapshot(queue):
+                self._demand(queue, "this node's copy of the queue lacks the last whole snapshot")
+
+    async def _lacks_snapshot(self, queue: str) -> bool:
+        try:
+            body = await self._streams.read_first(queue)
+            head = position_of(pb.ReceivedBatch.FromString(body).transactions[0].position) if body is not None else None
+        except (LrqError, DecodeError, IndexError) as error:
+            log.warning("the first message of %s cannot be read: %s", queue, error)
+            return False
+        return self._replica.index.sink.status(queue).lacks_snapshot(head)
 
     def _demand(self, queue: str, reason: str) -> None:
         if self._keep_snapshot and self._replica.active and not self._replica.index.sink.newest(queue).demand:
