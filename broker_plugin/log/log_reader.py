@@ -10,6 +10,7 @@ from typing import Any
 from lrq_ha.errors import LrqError
 from lrq_ha.replication.log import BatchHeader
 
+from ..amqp.channel import fail
 from ..amqp.connection import Channel
 from . import codec
 
@@ -22,9 +23,35 @@ PLACES_MAX = 4_096
 OFFSET = "x-stream-offset"
 
 
+OpenChannel = Callable[[Callable[[LrqError | None], None]], Awaitable[Channel]]
+"""Opens a channel. Its argument is called at the channel's end."""
+
+
 def reading_ended(queue: str) -> LrqError:
     """The error of a reader whose consumer or channel the broker has ended."""
     return LrqError(f"the broker has ended the reading of '{queue}'", todo="Look at its log: is the stream there, and in use?", retriable=True)
+
+
+async def read_first(open_channel: OpenChannel, queue: str, ended: LrqError) -> tuple[bytes, bytes]:
+    """Header and body of the first record that a stream still has. Waits until there is one.
+
+    Raises:
+        LrqError: `ended`, if the stream is deleted; or the channel's error.
+    """
+    found: asyncio.Future[tuple[bytes, bytes]] = asyncio.get_running_loop().create_future()
+
+    def take(_tag: int, _redelivered: bool, _exchange: str, _key: str, header: bytes, body: bytes) -> None:
+        if not found.done():
+            found.set_result((header, body))
+
+    channel = await open_channel(lambda error: fail(found, error or ended))
+    try:
+        await channel.qos(1)
+        await channel.consume(queue, take, arguments={OFFSET: "first"}, on_cancel=lambda _tag: fail(found, ended))
+        return await found
+    finally:
+        if channel.error is None:
+            await channel.close()
 
 
 class BatchPlaces:
@@ -51,7 +78,7 @@ class BatchPlaces:
 class LogReader:
     """Reads the log's stream, `queue`. `open_channel` gets a callback for the channel's end."""
 
-    def __init__(self, queue: str, open_channel: Callable[[Callable[[LrqError | None], None]], Awaitable[Channel]], places: BatchPlaces) -> None:
+    def __init__(self, queue: str, open_channel: OpenChannel, places: BatchPlaces) -> None:
         self._queue = queue
         self._open_channel = open_channel
         self._places = places

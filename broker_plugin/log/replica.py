@@ -289,6 +289,11 @@ class Replica:
         spared = RangeSet.of(sorted(held)).cover(SPARED_RANGES_MAX)
         return self.append(pb.Run(purge=pb.Purge(vhost=queue[0], queue=queue[1], before=self.next_sequence, spared=spared.flat())))
 
+    def demand(self, queue: str, reason: str) -> int:
+        """A full sync is wanted for a receive queue; returns the entry's sequence."""
+        demand = pb.Demand(queue=queue, reason=reason)
+        return self.append(pb.Run(demand=demand), 1, demand.ByteSize())
+
     def topology(self, vhost: str, entries: Iterable[tuple[bytes, Level]], declares: str | None = None) -> int:
         """A declaration succeeded on the own broker: its entries, each with a level; returns the last one's
         sequence. `declares`: a queue.

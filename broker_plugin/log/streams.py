@@ -32,7 +32,7 @@ from ..amqp.connection import Address, Channel, Connection
 from ..amqp.errors import AccessRefused, AmqpError, ChannelClosed, ConnectionLimit, VhostNotFound, grant
 from ..amqp.reply_codes import ACCESS_REFUSED, NOT_FOUND
 from . import codec
-from .log_reader import FIRST_S, OFFSET, QUIET_S, BatchPlaces, LogReader, reading_ended
+from .log_reader import FIRST_S, OFFSET, QUIET_S, BatchPlaces, LogReader, read_first, reading_ended
 from .stream_declarer import APPLIED_PREFIX, StreamDeclarer
 
 PROBE_MAX = 16
@@ -361,27 +361,15 @@ class Streams:
         Raises:
             LrqError: The broker gives no message, or is lost.
         """
-        found: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
-        channel = await self._open_channel(lambda error: fail(found, error or reading_ended(queue)))
         try:
-            await channel.qos(1)
-            await channel.consume(
-                queue,
-                lambda _tag, _redelivered, _exchange, _key, _header, body: None if found.done() else found.set_result(body),
-                arguments={OFFSET: "first"},
-                on_cancel=lambda _tag: fail(found, reading_ended(queue)),
-            )
             async with asyncio.timeout(FIRST_S):
-                return await found
+                return (await read_first(self._open_channel, queue, reading_ended(queue)))[1]
         except TimeoutError as error:
             raise LrqError(f"the broker has given nothing of '{queue}' for {FIRST_S:g} s", retriable=True) from error
         except ChannelClosed as error:
             if error.code != NOT_FOUND:
                 raise
             return None
-        finally:
-            if channel.error is None:
-                await channel.close()
 
     @property
     def waiting(self) -> bool:

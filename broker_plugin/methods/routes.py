@@ -10,7 +10,13 @@ from ..amqp.frames import Route
 from ..session.decisions import LOCAL, LOGGED, Decision
 from ..session.session import ClientSession
 
-_OWN_KINDS = {names.STATUS: Decision.STATUS, names.DEMAND: Decision.DEMAND, names.COMMIT: Decision.COMMIT}
+_OF_ROUTING_VHOST = {
+    names.SEND_LOG_ENTRIES: Decision.TRANSMIT,
+    names.SEND_SNAP_SYNC: Decision.TRANSMIT,
+    names.STATUS: Decision.STATUS,
+    names.DEMAND: Decision.DEMAND,
+    names.COMMIT: Decision.COMMIT,
+}
 
 
 def decide(session: ClientSession, route: Route) -> Decision:
@@ -29,10 +35,8 @@ def decide(session: ClientSession, route: Route) -> Decision:
         return LOGGED if session.replica.declared.is_stream((session.vhost, name)) else LOCAL  # a stream does not take every header
     if route.exchange:
         return Decision.FORBIDDEN
-    if route.routing_key in (names.SEND_LOG_ENTRIES, names.SEND_SNAP_SYNC):
-        return Decision.TRANSMIT
-    if route.routing_key in _OWN_KINDS:
-        return _OWN_KINDS[route.routing_key]
+    if route.routing_key in _OF_ROUTING_VHOST:
+        return _OF_ROUTING_VHOST[route.routing_key]
     if names.parse_recv_queue(route.routing_key) is not None and session.peer is not None and session.peer.site:
         return Decision.RECEIVE
     return Decision.FORBIDDEN

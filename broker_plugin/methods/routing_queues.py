@@ -149,13 +149,11 @@ def _transmit(session: ClientSession, channel: ClientChannel, queue: str, header
 
 
 def _status(session: ClientSession, channel: ClientChannel, header: bytes, body: bytes) -> None:
-    if not session.producer:
-        raise LrqError("a status needs a producer", todo="announce it in the client property lrq_producer")
+    _require_producer(session, "status")
     identity = _identity(session, header)
     if _is_repeat(session, channel, identity):
         return
-    if len(body) > statuses.STATUS_BYTES_MAX:
-        raise LrqError(f"a status of {len(body)} bytes, of {statuses.STATUS_BYTES_MAX} at most", todo="say it in fewer words")
+    _check_size("status", body, statuses.STATUS_BYTES_MAX, "say it in fewer words")
     status = _parse(pb.Status, body)
     statuses.check(status)
     _check_client(session, status.client.client_name or status.full_sync.client_name)
@@ -175,23 +173,19 @@ def _status(session: ClientSession, channel: ClientChannel, header: bytes, body:
 
 
 def _demand(session: ClientSession, channel: ClientChannel, body: bytes) -> None:
-    if not session.producer:
-        raise LrqError("a demand needs a producer", todo="announce it in the client property lrq_producer")
-    if len(body) > DEMAND_BYTES_MAX:
-        raise LrqError(f"a demand of {len(body)} bytes, of {DEMAND_BYTES_MAX} at most", todo="give a shorter reason")
+    _require_producer(session, "demand")
+    _check_size("demand", body, DEMAND_BYTES_MAX, "give a shorter reason")
     demand = _parse(pb.Demand, body)
     sink = session.replica.index.sink
     if sink.newest(demand.queue).last == chain.START:
         listed = ", ".join(sink.queues()[:NAMES_SHOWN]) or "none"
         raise LrqError(f"no batch has come for '{demand.queue}'", todo=f"name one of the receive queues of group '{session.door.group}': {listed}")
-    publisher_confirms.ended_here(session, channel, session.replica.append(pb.Run(demand=demand), 1, len(body)))
+    publisher_confirms.ended_here(session, channel, session.replica.demand(demand.queue, demand.reason))
 
 
 def _commit(session: ClientSession, channel: ClientChannel, body: bytes) -> None:
-    if not session.producer:
-        raise LrqError("a commit needs a producer", todo="announce it in the client property lrq_producer")
-    if len(body) > COMMIT_BYTES_MAX:
-        raise LrqError(f"a commit of {len(body)} bytes, of {COMMIT_BYTES_MAX} at most", todo="commit a shorter value")
+    _require_producer(session, "commit")
+    _check_size("commit", body, COMMIT_BYTES_MAX, "commit a shorter value")
     commit = _parse(pb.Commit, body)
     names.check_producer(commit.receiver)
     commit.user = session.user
@@ -199,6 +193,16 @@ def _commit(session: ClientSession, channel: ClientChannel, body: bytes) -> None
     if refusal := index.commits.refusal(commit, index.sink.newest(commit.queue).last):
         raise LrqError(refusal)
     publisher_confirms.ended_here(session, channel, session.replica.append(pb.Run(commit=commit), 1, len(body)))
+
+
+def _require_producer(session: ClientSession, what: str) -> None:
+    if not session.producer:
+        raise LrqError(f"a {what} needs a producer", todo="announce it in the client property lrq_producer")
+
+
+def _check_size(what: str, body: bytes, bytes_max: int, todo: str) -> None:
+    if len(body) > bytes_max:
+        raise LrqError(f"a {what} of {len(body)} bytes, of {bytes_max} at most", todo=todo)
 
 
 def _check_client(session: ClientSession, client_name: str) -> None:

@@ -20,6 +20,7 @@ import pika
 from lrq_ha.errors import LrqError
 from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.routing import names
+from lrq_ha.routing.chain import position_message
 from lrq_ha.streams.errors import MessageRefused
 from lrq_ha.streams.node_connection import NodeConnection
 
@@ -127,12 +128,11 @@ class GroupPositions:
                 self._pause(RETRY_S)
 
     def _write_one(self, node: NodeConnection, queue: str, progress: Progress) -> None:
-        position = pb.Position(epoch=progress.position.epoch, sequence=progress.position.sequence)
         commit = pb.Commit(
             receiver=self._name,
             queue=queue,
             value=progress.to_text(),
-            position=position,
+            position=position_message(progress.position),
             phase=progress.phase.value,
             token=self._token,
             expected=self._token,

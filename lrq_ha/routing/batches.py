@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.replication.positions import Position
 from lrq_ha.routing import messages as m
-from lrq_ha.routing.chain import position_of
+from lrq_ha.routing.chain import position_message, position_of
 from lrq_ha.routing.route import Limits, Route
 
 
@@ -66,7 +66,7 @@ class Batches:
         return pb.ReceivedBatch(
             source=self._route.source,
             client_name=self._route.client_name,
-            previous=pb.Position(epoch=previous.epoch, sequence=previous.sequence),
+            previous=position_message(previous),
             transactions=transactions,
             log_id=self._route.log_id,
         )

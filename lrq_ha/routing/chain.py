@@ -33,6 +33,11 @@ def position_of(message: pb.Position) -> Position:
     return Position(message.epoch, message.sequence)
 
 
+def position_message(position: Position) -> pb.Position:
+    """The message for a position."""
+    return pb.Position(epoch=position.epoch, sequence=position.sequence)
+
+
 def check(transaction: pb.Transaction) -> Iterable[str]:
     """Checks that a transaction from a client can be sent on. Returns its destinations.
 
@@ -117,7 +122,7 @@ def received(transaction: pb.Transaction, position: Position, remote_id: str) ->
     if not payloads and transaction.type != pb.LAST_FULL_SYNC_ENTRY:
         return None
     return pb.ReceivedTransaction(
-        position=pb.Position(epoch=position.epoch, sequence=position.sequence),
+        position=position_message(position),
         replication_id=transaction.replication_id,
         timestamp_us=transaction.timestamp_us,
         type=transaction.type,
@@ -129,8 +134,7 @@ def received(transaction: pb.Transaction, position: Position, remote_id: str) ->
 
 def marker(position: Position, kind: pb.ReplicationType, request_id: str) -> pb.ReceivedTransaction:
     """A start marker (SNAPSHOT_SYNC) or a whole empty snapshot (LAST_FULL_SYNC_ENTRY)."""
-    at = pb.Position(epoch=position.epoch, sequence=position.sequence)
-    return pb.ReceivedTransaction(position=at, type=kind, request_id=request_id)
+    return pb.ReceivedTransaction(position=position_message(position), type=kind, request_id=request_id)
 
 
 def may_restart(transaction: pb.ReceivedTransaction) -> bool:

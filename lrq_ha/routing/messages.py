@@ -21,6 +21,7 @@ from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.replication.positions import Position
 from lrq_ha.routing import names
 from lrq_ha.routing.chain import START
+from lrq_ha.routing.log_identity import is_other_log
 from lrq_ha.routing.tables import Holds, Reason, State
 
 
@@ -68,7 +69,7 @@ class SinkReport:
         """The state of the sink for a source with this log, of which entries up to `known` are known."""
         if self.last == START:
             return Holds.NOTHING
-        if self.log_id and log_id and self.log_id != log_id:
+        if is_other_log(self.log_id, log_id):
             return Holds.OTHER_LOG
         if not self.in_history:
             return Holds.OTHER_HISTORY if self.last < known else Holds.LATER_HISTORY

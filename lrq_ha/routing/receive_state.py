@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.replication.positions import Position
-from lrq_ha.routing.chain import START, may_restart, position_of
+from lrq_ha.routing.chain import START, may_restart, position_message, position_of
 
 MESSAGE_BYTES = 256  # that a stream takes for a message beyond its body
 
@@ -53,25 +53,27 @@ class ReceiveState(NamedTuple):
 
     def after(self, batch: pb.ReceivedBatch) -> ReceiveState:
         """The state when a batch has come."""
-        _, request, complete, bare, begun, whole, size, begun_size, whole_size, snapshot_bytes, demand, reason, log_id = self
-        bare = bare or position_of(batch.previous) == START
-        before, size = size, size + batch.ByteSize() + MESSAGE_BYTES
+        state = self._replace(
+            last=position_of(batch.transactions[-1].position),
+            bare=self.bare or position_of(batch.previous) == START,
+            size=self.size + batch.ByteSize() + MESSAGE_BYTES,
+            log_id=self.log_id or batch.log_id,
+        )
         for transaction in batch.transactions:
-            if transaction.type not in (pb.SNAPSHOT_SYNC, pb.LAST_FULL_SYNC_ENTRY):
-                continue
-            complete = transaction.type == pb.LAST_FULL_SYNC_ENTRY
-            if may_restart(transaction) and not (complete and request == transaction.request_id):
-                begun, begun_size, demand, reason = position_of(transaction.position), before, 0, ""
-            request = transaction.request_id
-            if complete:
-                bare, whole, whole_size, snapshot_bytes = False, begun, begun_size, size - begun_size
-        last = position_of(batch.transactions[-1].position)
-        sizes = (size, begun_size, whole_size, snapshot_bytes)
-        return ReceiveState(last, request, complete, bare, begun, whole, *sizes, demand, reason, log_id or batch.log_id)
+            if transaction.type in (pb.SNAPSHOT_SYNC, pb.LAST_FULL_SYNC_ENTRY):
+                state = state._after_rows(transaction, self.size)
+        return state
 
-    def is_of_other_log(self, log_id: bytes) -> bool:
-        """Whether the queue belongs to another log than the one with this id."""
-        return bool(self.log_id and log_id) and self.log_id != log_id
+    def _after_rows(self, transaction: pb.ReceivedTransaction, size_before: int) -> ReceiveState:
+        """The state behind a marker or rows of a snapshot. `size_before`: bytes that had come before its batch."""
+        state, request = self, transaction.request_id
+        ends = transaction.type == pb.LAST_FULL_SYNC_ENTRY
+        if may_restart(transaction) and not (ends and self.snapshot_request == request):
+            state = state._replace(begun=position_of(transaction.position), begun_size=size_before, demand=0, demand_reason="")
+        state = state._replace(snapshot_request=request, snapshot_complete=ends)
+        if not ends:
+            return state
+        return state._replace(bare=False, whole=state.begun, whole_size=state.begun_size, snapshot_bytes=state.size - state.begun_size)
 
     def demanded(self, entry: int, reason: str) -> ReceiveState:
         """The state when entry `entry` has demanded a full sync. An older demand stays the open one."""
@@ -101,7 +103,7 @@ class ReceiveState(NamedTuple):
 
 def message_of(queue: str, state: ReceiveState) -> pb.ReceiveState:
     """The message for a queue's state, of a checkpoint or an answer."""
-    values: dict[str, Any] = {name: _message(value) if isinstance(value, Position) else value for name, value in state._asdict().items()}
+    values: dict[str, Any] = {name: position_message(value) if isinstance(value, Position) else value for name, value in state._asdict().items()}
     return pb.ReceiveState(queue=queue, **values)
 
 
@@ -109,7 +111,3 @@ def state_of(message: pb.ReceiveState) -> ReceiveState:
     """The state that `message_of` made a message of."""
     values: list[Any] = [getattr(message, name) for name in ReceiveState._fields]
     return ReceiveState._make(position_of(value) if isinstance(value, pb.Position) else value for value in values)
-
-
-def _message(position: Position) -> pb.Position:
-    return pb.Position(epoch=position.epoch, sequence=position.sequence)

@@ -24,6 +24,7 @@ from lrq_ha.errors import IllegalEvent, MalformedInput
 from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.replication.positions import Position
 from lrq_ha.routing.chain import START, may_restart, position_of
+from lrq_ha.routing.log_identity import is_other_log, other_log
 from lrq_ha.routing.names import RecvQueue, parse_recv_queue
 from lrq_ha.routing.receive_state import ReceiveState, message_of, state_of
 
@@ -97,7 +98,7 @@ class Sink:
         """
         positions = _checked(queue, batch)
         held = self._queues.get(queue, _Queue())
-        if held.tail.state.is_of_other_log(batch.log_id):
+        if is_other_log(held.tail.state.log_id, batch.log_id):
             raise other_log(batch.source, held.tail.state.log_id, batch.log_id)
         last, previous = held.tail.state.last, position_of(batch.previous)
         restarts = previous == START and may_restart(batch.transactions[0])
@@ -122,10 +123,12 @@ class Sink:
         Raises:
             MalformedInput: As for `accept`.
         """
-        if op_seq <= self._noted:
-            return
-        _checked(queue, batch)
-        self._note(op_seq, queue, lambda state: state.after(batch))
+
+        def receive(state: ReceiveState) -> ReceiveState:
+            _checked(queue, batch)
+            return state.after(batch)
+
+        self._note(op_seq, queue, receive)
 
     def demanded(self, op_seq: int, queue: str, reason: str) -> None:
         """The log's entry `op_seq` demands a full sync of `queue`. An entry that was noted before is skipped, as one of an unknown queue."""
@@ -135,8 +138,8 @@ class Sink:
     def _note(self, op_seq: int, queue: str, change: Callable[[ReceiveState], ReceiveState]) -> None:
         if op_seq <= self._noted:
             return
+        after = _Held(op_seq, change(self.newest(queue)))
         held = self._queues.setdefault(queue, _Queue())
-        after = _Held(op_seq, change(held.tail.state))
         if op_seq <= self._safe:
             held.safe = after
         else:
@@ -202,15 +205,6 @@ class Sink:
         if position <= held.safe.state.last:
             return 0
         return next(entry.op_seq for entry in held.unsafe if entry.state.last >= position)
-
-
-def other_log(source: str, known: bytes, came: bytes) -> MalformedInput:
-    """The error of a source whose log is not the one that is known by its name."""
-    return MalformedInput(
-        f"The sink knows the log {known.hex()} by the name {source}, and this is the log {came.hex()}: another group of that name, or one that was "
-        "set up again",
-        todo="Give that group another name in [node] group of its nodes.",
-    )
 
 
 def _checked(queue: str, batch: pb.ReceivedBatch) -> list[Position]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from broker_plugin.log.replica import Replica
 from lrq_ha.errors import LrqError
-from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.routing.chain import START
 from lrq_ha.routing.names import parse_recv_queue, recv_queue
 
@@ -62,6 +61,5 @@ class FullSyncOrders:
             return f"a full sync of {client} is demanded from {source} already ({state.demand_reason or 'no reason given'}); {last}"
         if dry_run:
             return f"would demand a full sync of {client} from {source}; {last}"
-        demand = pb.Demand(queue=queue, reason=reason)
-        self._replica.append(pb.Run(demand=demand), 1, demand.ByteSize())
+        self._replica.demand(queue, reason)
         return f"a full sync of {client} is demanded from {source}; {last}"

@@ -24,11 +24,11 @@ from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.replication.positions import Position
 from lrq_ha.routing import messages as m
 from lrq_ha.routing.chain import START
+from lrq_ha.routing.log_identity import is_other_log, other_log
 from lrq_ha.routing.messages import Stream
 from lrq_ha.routing.names import SINK_QUESTION
 from lrq_ha.routing.route import Limits, Route
 from lrq_ha.routing.session import Session
-from lrq_ha.routing.sink import other_log
 from lrq_ha.routing.snapshot_progress import SnapshotProgress
 from lrq_ha.routing.tables import SENDING, Reason
 
@@ -233,8 +233,8 @@ class SessionDriver:
             answer = await lane.ask(connection, queue)
             if self.lane is lane:
                 report = self._report(answer)
-                ours = self.session.route.log_id
-                self.problem = str(other_log(self._host.group, report.log_id, ours)) if report.log_id and ours != report.log_id else ""
+                known, ours = report.log_id, self.session.route.log_id
+                self.problem = str(other_log(self._host.group, known, ours)) if is_other_log(known, ours) else ""
                 self.feed(report)
         except LrqError as error:
             if self.lane is lane:

@@ -116,8 +116,7 @@ class SnapshotKeeper:
     def _demand(self, queue: str, reason: str) -> None:
         if self._keep_snapshot and self._replica.active and not self._replica.index.sink.newest(queue).demand:
             log.warning("%s: %s: a full sync is demanded from the source", queue, reason)
-            demand = pb.Demand(queue=queue, reason=reason)
-            self._replica.append(pb.Run(demand=demand), 1, demand.ByteSize())
+            self._replica.demand(queue, reason)
 
 
 def _tell(queue: str, state: ReceiveState, age_s: float | None, commits: list[pb.Commit]) -> dict[str, Any]:

@@ -23,10 +23,9 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from broker_plugin.amqp.channel import fail
 from broker_plugin.amqp.connection import Channel, ChannelClosed, Connection, NoChannelLeft
 from broker_plugin.log import codec, stamps
-from broker_plugin.log.log_reader import LOCATE_BACK_RECORDS, LOCATE_GROWTH, OFFSET
+from broker_plugin.log.log_reader import LOCATE_BACK_RECORDS, LOCATE_GROWTH, OFFSET, read_first
 from broker_plugin.log.streams import Streams
 from lrq_ha.errors import LrqError, MalformedInput
 from lrq_ha.proto import lrq_pb2 as pb
@@ -239,21 +238,8 @@ class ViewReader:
 
     async def _head(self) -> int:
         """Offset of the first record that the view still has."""
-        found: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-
-        def take(_tag: int, _redelivered: bool, _exchange: str, _key: str, header: bytes, _body: bytes) -> None:
-            if not found.done():
-                found.set_result(_offset(header))
-
-        gone = self._gone()
-        channel = await self._connection.channel(on_close=lambda error: fail(found, error or gone))
-        try:
-            await channel.qos(1)
-            await channel.consume(self._view.queue, take, arguments={OFFSET: "first"}, on_cancel=lambda _tag: fail(found, gone))
-            return await found
-        finally:
-            if channel.error is None:
-                await channel.close()
+        header, _ = await read_first(lambda on_close: self._connection.channel(on_close=on_close), self._view.queue, self._gone())
+        return _offset(header)
 
     def _next(self, header: bytes) -> Position | None:
         """The position of a delivery to give; None if it is a repeat or lies before the beginning."""
