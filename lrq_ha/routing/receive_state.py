@@ -7,6 +7,7 @@ Rules:
 - A demand for a full sync is open until a start marker comes behind it.
 - A stream surely keeps `kept_bytes`. A full sync is due when another snapshot of the last one's size would no longer fit behind that one, but
   only after twice that size: a snapshot must not be asked for all the time.
+- No snapshot is asked for where one does not fit: it would be lost again.
 """
 
 from __future__ import annotations
@@ -86,14 +87,14 @@ class ReceiveState(NamedTuple):
 
     def is_full_sync_due(self, kept_bytes: int) -> bool:
         """Whether a stream that surely keeps `kept_bytes` needs a new snapshot, and can hold one."""
-        if self.whole == START or self.under_way or self.demand or self.snapshot_bytes > kept_bytes:
+        if self.whole == START or self.under_way or self.demand or self.overflow(kept_bytes):
             return False
         return self.size - self.whole_size >= min(kept_bytes, max(kept_bytes - self.snapshot_bytes, 2 * self.snapshot_bytes))
 
-    def lacks_snapshot(self, head: Position | None) -> bool:
-        """Whether a stream whose first transaction is `head` (None: it is empty, or missing) has no start of a snapshot to read from."""
+    def lacks_snapshot(self, head: Position | None, kept_bytes: int) -> bool:
+        """Whether a stream whose first transaction is `head` (None: it is missing) lacks the start of the last snapshot, and can hold another one."""
         needed = self.begun if self.under_way or self.whole == START else self.whole
-        return needed != START and (head is None or head > needed)
+        return needed != START and (head is None or head > needed) and not self.overflow(kept_bytes)
 
     def overflow(self, kept_bytes: int) -> int:
         """Bytes of a snapshot that is larger than a stream surely keeps; 0: none is."""

@@ -6,7 +6,7 @@ Rules:
     whether this node appended it or read it. `accept` changes nothing.
   - A batch continues the queue's chain (`previous` is the last transaction here), or restarts it (`previous` = (0, 0) and a
     snapshot's marker at its head); the first batch may do either. An overlap is cut off; any other batch is a gap and is refused. Another restart
-    at or below the last transaction is refused, too: it comes from a source that was told of safe entries only, and asks again.
+    that begins at or below the last transaction is refused, too: it comes from a source that was told of safe entries only, and asks again.
   - An accepted batch counts for a source only when its log entry is safe: `status` has only safe entries, acks wait for them, and
     entries that are cut off the log are undone.
 
@@ -102,9 +102,9 @@ class Sink:
             raise other_log(batch.source, held.tail.state.log_id, batch.log_id)
         last, previous = held.tail.state.last, position_of(batch.previous)
         restarts = previous == START and may_restart(batch.transactions[0])
+        if restarts and positions[0] <= last and positions[0] != held.tail.state.begun:
+            return Gap(last)  # the source does not know of a batch that is not safe yet
         if positions[-1] <= last:
-            if restarts and positions[0] != held.tail.state.begun:  # the source does not know of a batch that is not safe yet
-                return Gap(last)
             return Repeat(positions[-1], self._holder(held, positions[-1]))
         if previous == last != START:
             return Accept(positions[-1])

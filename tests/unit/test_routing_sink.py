@@ -82,6 +82,13 @@ def test_another_restart_below_what_is_not_safe_yet_is_no_repeat() -> None:
     sink = sink_at(marker)
     assert sink.accept(QUEUE, marker) == Repeat(at(4), 1)
     assert sink.accept(QUEUE, batch(0, 2, kind=END, request="empty", payloads=0)) == Gap(at(4))
+    delta = batch(4, 6)
+    sink.noted(2, QUEUE, delta)
+    overlapping = batch(0, 5, kind=ROWS, request="newer", payloads=0)
+    overlapping.transactions.extend(batch(5, 6, 7).transactions)
+    assert sink.accept(QUEUE, overlapping) == Gap(at(6)), "its marker must not be cut off as an overlap"
+    overlapping.transactions[0].CopyFrom(marker.transactions[0])
+    assert isinstance(sink.accept(QUEUE, overlapping), AcceptTrimmed)
 
 
 def test_a_queue_begins_with_a_snapshot() -> None:
@@ -304,6 +311,7 @@ def test_a_snapshot_larger_than_the_stream_is_told() -> None:
     state = state_of(sink.rows()[0])
     assert state.overflow(40_000) == state.snapshot_bytes > 50_000
     assert state.overflow(60_000) == 0
+    assert [state.lacks_snapshot(at(9), kept_bytes) for kept_bytes in (40_000, 60_000)] == [False, True], "another one would be lost, too"
     under_way = sink_at(*snapshot(0, 3, "r", 50_000)[:2])
     assert state_of(under_way.rows()[0]).overflow(40_000) > 50_000
 
@@ -311,7 +319,7 @@ def test_a_snapshot_larger_than_the_stream_is_told() -> None:
 def test_a_copy_that_begins_behind_the_last_snapshot_lacks_it() -> None:
     sink = sink_at(*snapshot(0, 3, "r", 10), batch(5, 6))
     state = state_of(sink.rows()[0])
-    assert [state.lacks_snapshot(head) for head in (at(3), at(4), None)] == [False, True, True]
+    assert [state.lacks_snapshot(head, 10_000) for head in (at(3), at(4), None)] == [False, True, True]
     sink.noted(5, QUEUE, batch(6, 8, kind=ROWS, request="s", payloads=0))
     state = state_of(sink.rows()[0])
-    assert [state.lacks_snapshot(head) for head in (at(6), at(8), at(9), None)] == [False, False, True, True], "the one under way will do"
+    assert [state.lacks_snapshot(head, 10_000) for head in (at(6), at(8), at(9), None)] == [False, False, True, True], "the one under way will do"

@@ -110,8 +110,7 @@ class SnapshotKeeper:
         except (LrqError, DecodeError, IndexError) as error:
             log.warning("the first message of %s cannot be read: %s", queue, error)
             return False
-        state = self._replica.index.sink.status(queue)
-        return state.lacks_snapshot(head) and not state.overflow(self._kept(queue))  # a snapshot that does not fit would be lost again
+        return self._replica.index.sink.status(queue).lacks_snapshot(head, self._kept(queue))
 
     def _demand(self, queue: str, reason: str) -> None:
         if self._keep_snapshot and self._replica.active and not self._replica.index.sink.newest(queue).demand:
