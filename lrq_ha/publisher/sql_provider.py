@@ -21,13 +21,12 @@ from uuid import UUID
 from lrq_ha.publisher.errors import InvalidArgument
 from lrq_ha.publisher.fullsync import FullSyncRequest
 from lrq_ha.publisher.provider import FullSyncContext
-from lrq_ha.publisher.sql_dialect import Connection, dialect_of, values_of
+from lrq_ha.publisher.sql_dialect import TABLE_NAME, Connection, dialect_of, values_of
 
 PAYLOAD_BYTES_MAX: Final = 1 << 20
 PAGE_ROWS: Final = 1000
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_TABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)?")
 
 
 @dataclass(frozen=True)
@@ -53,7 +52,7 @@ class SourceTable:
         for column in (*self.columns, *self.key):
             if not _NAME.fullmatch(column):
                 raise InvalidArgument(f"{column!r} is no name of a column", todo="Use letters, digits and underscores")
-        if not _TABLE.fullmatch(self.table or self.name):
+        if not TABLE_NAME.fullmatch(self.table or self.name):
             raise InvalidArgument(f"{self.table or self.name!r} is no name of a table", todo="Use letters, digits and underscores")
         if not self.key or set(self.key) - set(self.columns):
             raise InvalidArgument(f"Table {self.name}: the key {tuple(self.key)} is empty, or not among the columns")

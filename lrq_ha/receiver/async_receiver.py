@@ -137,19 +137,9 @@ class AsyncReceiver:
     async def wait_for(
         self, source: str, position: Position | None = None, replication_id: str | None = None, timeout_s: float = 30.0
     ) -> bool:
-        """Waits until the application has committed what a source transmitted: "my write has arrived".
-
-        Args:
-            source: Remote id.
-            position: A position of the source's log.
-            replication_id: Of a transaction (`Confirm.replication_id`) that arrives after the receiver's start.
-            timeout_s: How long to wait.
-
-        Returns:
-            Whether it is committed. False also if the receiver ends before. Skipped updates count as committed.
+        """Waits until the application has committed what a source transmitted: arguments, result and errors as of `Receiver.wait_for`.
 
         Raises:
-            MalformedInput: Neither or both of `position` and `replication_id` are given, or it is malformed.
             IllegalEvent: The receiver belongs to another event loop.
         """
         self._loop.bind()
@@ -162,16 +152,9 @@ class AsyncReceiver:
         return self._threads.has_reached(source, has_come)
 
     async def resync(self, source: str | None = None, reason: str = "") -> None:
-        """Demands a full sync from a source, or from all that the receiver has found. Returns when the demand is in the sink group's log.
-
-        Args:
-            source: Remote id; None: all.
-            reason: For operators, at most 250 characters.
+        """Demands a full sync from a source, or from all that were found: arguments and errors as of `Receiver.resync`.
 
         Raises:
-            MalformedInput: No such source has been found, or the reason is too long.
-            NoNode: No node of the sink group takes the demand.
-            MessageRefused: The user lacks the right to write to amq.default.
             IllegalEvent: The receiver belongs to another event loop.
         """
         self._loop.bind()

@@ -36,7 +36,6 @@ log = logging.getLogger("lrq_ha.receiver")
 
 DISCOVER_FIRST_S = 1.0  # until the first queue is there
 DISCOVER_S = 10.0
-REASON_CHARS_MAX = 250
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,8 +220,8 @@ class Receiver:
             NoNode: No node of the sink group takes the demand.
             MessageRefused: The user lacks the right to write to amq.default.
         """
-        if len(reason) > REASON_CHARS_MAX:
-            raise MalformedInput(f"A reason of {len(reason)} characters, of {REASON_CHARS_MAX} at most")
+        if len(reason) > names.REASON_CHARS_MAX:
+            raise MalformedInput(f"A reason of {len(reason)} characters, of {names.REASON_CHARS_MAX} at most")
         readers = [reader for reader in self._list_readers() if source in (None, reader.source)]
         if not readers:
             raise MalformedInput(f"No queue of source {source!r} has been found" if source else "No queue has been found", todo="Wait for its state")

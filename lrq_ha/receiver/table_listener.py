@@ -76,14 +76,17 @@ class TableListener(SqlListener):
         self._put(cursor, updates, self._tables)
 
     def _apply(self, cursor: Cursor, step: Step) -> None:
-        building = step.progress.phase is not Phase.NORMAL if not isinstance(step, Hole) else False
+        if not self._shadows or isinstance(step, Hole):
+            super()._apply(cursor, step)
+            return
+        is_equal = step.progress.phase is Phase.NORMAL  # the rows equal the source's
         match step:
-            case Begin() if self._shadows:
+            case Begin():
                 self._make_shadows(cursor)
                 self._clear(cursor, step.snapshot.source, self._shadows)
-            case Apply() if self._shadows and building:
+            case Apply() if not is_equal:
                 self._put(cursor, step.updates, self._shadows)
-            case Complete() | Reach() if self._shadows and not building:
+            case Complete() | Reach() if is_equal:
                 self._swap(cursor, step.source)
             case _:
                 super()._apply(cursor, step)

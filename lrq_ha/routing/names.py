@@ -23,6 +23,7 @@ PRODUCER_PREFIX = "LRQ_Producer_"
 NAME_CHARS_MAX = 64
 PRODUCER_CHARS_MAX = 128
 NUMBERS_MAX = 1_000  # that are asked for at once
+REASON_CHARS_MAX = 250  # of a demand
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.\-]{0,%d}" % (NAME_CHARS_MAX - 1))
 _PRODUCER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@\-]{0,%d}" % (PRODUCER_CHARS_MAX - 1))

@@ -40,11 +40,11 @@ from aiohttp import web
 
 from lrq_ha.errors import LrqError
 from lrq_ha.replication.roles import Role
+from lrq_ha.routing.names import REASON_CHARS_MAX
 
 log = logging.getLogger("lrq_ha.http")
 
 BODY_BYTES_MAX = 64 << 10
-REASON_CHARS_MAX = 250
 #: The last line of a tail: without it, entries are missing.
 END_OF_TAIL = b'{"kind": "end"}\n'
 #: How long `close` waits for requests under way.

@@ -40,7 +40,6 @@ class QueueRefused(LrqError):
     """
 
     def __init__(self, queue: str, address: str, said: str) -> None:
-        self.said = said
         super().__init__(
             f"Queue {queue} cannot be read at {address}: {said}",
             todo="Receive queues are streams, made by the sidecar; a reader needs the right to read them in vhost lrq",
@@ -49,11 +48,15 @@ class QueueRefused(LrqError):
 
 
 class MessageRefused(LrqError):
-    """A node takes us, but not the message."""
+    """A node takes us, but not the message.
+
+    Attributes:
+        said: The node's answer.
+    """
 
     def __init__(self, queue: str, address: str, said: str) -> None:
-        self.said = said
         super().__init__(f"{queue} takes no such message at {address}: {said}", todo="Publishing there needs the right to write to amq.default")
+        self.said = said
 
 
 class StreamSilent(LrqError):

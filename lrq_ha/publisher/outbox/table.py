@@ -13,7 +13,6 @@ Invariants:
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 from uuid import uuid4
@@ -22,9 +21,8 @@ from lrq_ha.publisher.errors import InvalidArgument
 from lrq_ha.publisher.messages import ID_SEPARATOR, Addressed, LogEntries
 from lrq_ha.publisher.outbox.counter import Counter
 from lrq_ha.publisher.outbox.errors import NoOutbox, NoTransaction
-from lrq_ha.publisher.sql_dialect import SQLITE, Cursor, Dialect, dialect_of, values_of
+from lrq_ha.publisher.sql_dialect import SQLITE, TABLE_NAME, Cursor, Dialect, dialect_of, values_of
 
-_TABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)?")
 DESTINATION_SEPARATOR = " "
 
 
@@ -39,7 +37,7 @@ class Outbox:
     """
 
     def __init__(self, table: str = "lrq_outbox") -> None:
-        if not _TABLE.fullmatch(table):
+        if not TABLE_NAME.fullmatch(table):
             raise InvalidArgument(f"{table!r} is no name of a table", todo="Use letters, digits and underscores, with a schema and a dot if needed")
         self.table = table
 
