@@ -1,6 +1,7 @@
 """An operator's demand for full syncs: at the source group, of a client for its sites; at the sink group, of a client from a source.
 
-Rule: a demand is an entry of the log, at a source a full sync request. So it outlives this primary, and waits for a site or a provider that is away.
+Rule: a demand is an entry of the log, at a source a full sync request. So it outlives this primary, and waits for a site that is away. At a source,
+this primary alone remembers the demand of a client that has no provider.
 """
 
 from __future__ import annotations
