@@ -138,9 +138,13 @@ def _transmit(session: ClientSession, channel: ClientChannel, queue: str, header
     _check_request(transaction.request_id)
     for destination in destinations:
         _check_destination(session, destination)
-        if destination in transaction.path:
-            passed = " > ".join((*transaction.path, session.door.group))
-            raise _Unroutable(f"destination '{destination}' has had this transaction already, which has come by {passed}")
+    passed = [destination for destination in destinations if destination in transaction.path]
+    if passed and len(passed) == len(destinations):
+        way = " > ".join((*transaction.path, session.door.group))
+        listed = ", ".join(f"'{destination}'" for destination in passed)
+        raise _Unroutable(f"destination {listed} has had this transaction already, which has come by {way}")
+    if passed:
+        chain.leave_out(transaction, passed)
     _check_number(session, identity)
     transaction.source = session.door.group
     transaction.replication_id = str(identity)

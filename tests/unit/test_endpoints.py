@@ -11,7 +11,7 @@ from test_publishing import Connection
 from broker_plugin.amqp import content_header, encode, frames, reply_codes
 from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.publisher.messages import LogEntries, client_status, full_sync_status
-from lrq_ha.routing import statuses
+from lrq_ha.routing import chain, statuses
 from lrq_ha.routing.names import SEND_LOG_ENTRIES, STATUS
 
 CONNECTION_FORCED, PRECONDITION_FAILED = 320, 406
@@ -88,6 +88,33 @@ def test_of_more_clients_than_can_be_served_nothing_is_taken(monkeypatch: pytest
             assert again.announce(name) is None
         assert again.transmit("mails").reply_code == PRECONDITION_FAILED
         assert (len(client.runs), len(again.runs)) == (before, 2)
+
+    asyncio.run(scenario())
+
+
+def test_a_transaction_goes_to_the_sites_that_it_has_not_passed() -> None:
+    """One site in its path kept it from all others."""
+
+    async def scenario() -> None:
+        client = Client()
+        client.relay.door.sites = frozenset({"west", "south"})
+
+        def forward(*to: str) -> None:
+            entries = LogEntries.checked([(b"both", to), (b"west only", ["west"])], ["west", "north"])
+            assert client.publish(SEND_LOG_ENTRIES, entries.to_bytes("orders", "", 0)) is None
+
+        forward("west", "south")
+        assert client.heard() == [], "it is not returned"
+        [logged] = [pb.Transaction.FromString(run.transmission.body) for run in client.runs]
+        assert (chain.share(logged, "south"), chain.share(logged, "west"), list(logged.path)) == ([b"both"], [], ["west", "north"])
+        assert b"west only" not in client.runs[0].transmission.body
+        forward("west")
+        (returned,) = client.heard()
+        assert (returned.name, returned.reply_code) == ("Basic.Return", reply_codes.NO_ROUTE)
+        assert returned.reply_text == "destination 'west' has had this transaction already, which has come by west > north > east"
+        assert len(client.runs) == 1
+        assert client.publish(SEND_LOG_ENTRIES, LogEntries.checked([(b"x", ["west", "wets"])], ["west"]).to_bytes("orders", "", 0)) is None
+        assert client.heard()[0].reply_text == "destination 'wets' is not known to group 'east'; known: south, west"
 
     asyncio.run(scenario())
 
