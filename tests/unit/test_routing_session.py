@@ -699,6 +699,17 @@ def test_the_next_provider_is_asked_for_the_snapshot_that_was_dropped() -> None:
     assert [state for _, state in bench.appended if state == REQUESTED] == [], "it was asked for once"
 
 
+def test_a_dropped_snapshot_that_another_one_makes_up_for_is_not_asked_for() -> None:
+    bench = dropped()
+    bench.request(14, "own")
+    bench.request(15, "own", COMPLETED)
+    bench.client(True, sequence=16)
+    assert bench.appended == []
+    bench.end(LOG, 17)
+    bench.client(True, sequence=18)
+    assert bench.appended == [], "at no later provider either"
+
+
 def test_the_next_provider_is_asked_for_the_rest_of_a_snapshot_that_the_sink_has_a_part_of() -> None:
     """A new primary finds a snapshot there that was dropped by another one."""
     bench = Bench(provider=False).meet(8, "r")

@@ -325,6 +325,7 @@ def test_a_snapshot_that_its_source_dropped_is_not_waited_for() -> None:
     assert old.is_full_sync_due(kept), "of an older version"
     sink.noted(300, QUEUE, snapshot(sequence - 1, 250, "t", 10)[0])
     assert not state_of(sink.rows()[0]).is_full_sync_due(kept)
+    assert not state_of(sink.rows()[0])._replace(rows_size=0).is_full_sync_due(kept), "nor of an older version's snapshot that has just begun"
 
 
 def test_a_snapshot_larger_than_the_stream_is_told() -> None:

@@ -179,6 +179,8 @@ def test_an_operators_demand_at_a_source_is_written_or_refused(tmp_path: Path) -
         [(sequence, status)] = alone.replica.index.statuses.since(end)
         request = status.full_sync
         assert (request.client_name, request.destination, request.state) == ("orders", "west", pb.FullSyncRequest.REQUESTED)
+        written = [pb.Status.FromString(run.status.body).full_sync.reason for run in alone.runs if run.HasField("status")]
+        assert written[-1] == "an operator demands a full sync: rows were lost"
         sites.status_entry(sites.at(sequence), status)
         demand()
         assert alone.replica.end == sequence, "the site gets that one when it is there"
