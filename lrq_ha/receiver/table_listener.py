@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import Any
 
+from lrq_ha.database import Connection, Cursor
 from lrq_ha.errors import MalformedInput
 
 from .machine import Apply, Begin, Complete, Hole, Reach, Step
-from .positions import Connection, Cursor
 from .progress import Phase
 from .sql import SqlListener
 from .updates import Update
