@@ -462,7 +462,7 @@ class KeptStatus(_message.Message):
     def __init__(self, sequence: _Optional[int] = ..., body: _Optional[bytes] = ...) -> None: ...
 
 class ReceiveState(_message.Message):
-    __slots__ = ("queue", "last", "snapshot_request", "snapshot_complete", "bare", "begun", "whole", "size", "begun_size", "whole_size", "snapshot_bytes", "demand", "demand_reason", "log_id")
+    __slots__ = ("queue", "last", "snapshot_request", "snapshot_complete", "bare", "begun", "whole", "size", "begun_size", "whole_size", "snapshot_bytes", "demand", "demand_reason", "log_id", "rows_size")
     QUEUE_FIELD_NUMBER: _ClassVar[int]
     LAST_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_REQUEST_FIELD_NUMBER: _ClassVar[int]
@@ -477,6 +477,7 @@ class ReceiveState(_message.Message):
     DEMAND_FIELD_NUMBER: _ClassVar[int]
     DEMAND_REASON_FIELD_NUMBER: _ClassVar[int]
     LOG_ID_FIELD_NUMBER: _ClassVar[int]
+    ROWS_SIZE_FIELD_NUMBER: _ClassVar[int]
     queue: str
     last: Position
     snapshot_request: str
@@ -491,7 +492,8 @@ class ReceiveState(_message.Message):
     demand: int
     demand_reason: str
     log_id: bytes
-    def __init__(self, queue: _Optional[str] = ..., last: _Optional[_Union[Position, _Mapping]] = ..., snapshot_request: _Optional[str] = ..., snapshot_complete: _Optional[bool] = ..., bare: _Optional[bool] = ..., begun: _Optional[_Union[Position, _Mapping]] = ..., whole: _Optional[_Union[Position, _Mapping]] = ..., size: _Optional[int] = ..., begun_size: _Optional[int] = ..., whole_size: _Optional[int] = ..., snapshot_bytes: _Optional[int] = ..., demand: _Optional[int] = ..., demand_reason: _Optional[str] = ..., log_id: _Optional[bytes] = ...) -> None: ...
+    rows_size: int
+    def __init__(self, queue: _Optional[str] = ..., last: _Optional[_Union[Position, _Mapping]] = ..., snapshot_request: _Optional[str] = ..., snapshot_complete: _Optional[bool] = ..., bare: _Optional[bool] = ..., begun: _Optional[_Union[Position, _Mapping]] = ..., whole: _Optional[_Union[Position, _Mapping]] = ..., size: _Optional[int] = ..., begun_size: _Optional[int] = ..., whole_size: _Optional[int] = ..., snapshot_bytes: _Optional[int] = ..., demand: _Optional[int] = ..., demand_reason: _Optional[str] = ..., log_id: _Optional[bytes] = ..., rows_size: _Optional[int] = ...) -> None: ...
 
 class EpochStart(_message.Message):
     __slots__ = ("epoch", "first")
