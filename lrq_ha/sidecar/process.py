@@ -17,12 +17,13 @@ import uvloop
 
 from broker_plugin.amqp.errors import AuthenticationFailed
 from broker_plugin.door.server import Door
+from lrq_ha import __version__
 from lrq_ha.errors import LrqError
 from lrq_ha.replication.events import PauseRequest, PromoteRequest, RemoveRequest
 from lrq_ha.replication.settings import id_of_unnamed
 
 from .config import Config
-from .http import HttpServer
+from .http.server import HttpServer
 from .incarnation import Incarnation, Kept
 
 log = logging.getLogger("lrq_ha.process")
@@ -107,7 +108,7 @@ class Process:
 
     def status(self) -> dict[str, Any]:
         """The content of GET /status."""
-        found: dict[str, Any] = {"node": self.config.node.name, "group": self.config.node.group}
+        found: dict[str, Any] = {"node": self.config.node.name, "group": self.config.node.group, "software": __version__}
         with open("/proc/self/statm", encoding="ascii") as file:
             found["rss_bytes"] = int(file.read().split()[1]) * resource.getpagesize()
         found["connections"] = len(self.door.sessions)
