@@ -51,14 +51,16 @@ class Process:
         self._let_in = False  # the broker has taken user and password
         self._kept = Kept()
         self._ids = {name: node for node, name in config.names.items()}
-        self._http = HttpServer(config.http.listen, self)
+        self._http = HttpServer(
+            config.http.listen, self, probes_listen=config.http.probes, tokens=config.tokens, tls=config.http_tls
+        )
 
     async def run(self) -> int:
         """Runs until SIGTERM or SIGINT; returns the exit status. SIGHUP: reads certificates again."""
         stopped = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stopped.set)
-        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self.door.reload, True)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._reload)
         await self.door.start()
         await self._http.start()
         node = self.config.node
@@ -77,6 +79,10 @@ class Process:
             await self.door.close()
             await self._http.close()
         return 0
+
+    def _reload(self) -> None:
+        self.door.reload(True)
+        self._http.reload()
 
     async def _lives(self) -> None:
         pause = PAUSE_FIRST_S

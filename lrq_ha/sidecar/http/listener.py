@@ -15,6 +15,7 @@ import errno
 import socket
 import ssl
 from collections.abc import Awaitable, Callable
+from typing import cast
 
 from aiohttp import web
 
@@ -32,10 +33,20 @@ BACKLOG = 128
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-class _NoRoom(asyncio.Protocol):
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        if isinstance(transport, asyncio.Transport):
+class _Arrival(asyncio.Protocol):
+    """A connection until it is known whether there is room for it. `server`: counts those that are let in."""
+
+    def __init__(self, server: web.Server) -> None:
+        self._server = server
+
+    def connection_made(self, connection: asyncio.BaseTransport) -> None:
+        transport = cast(asyncio.Transport, connection)
+        if len(self._server.connections) >= CONNECTIONS_MAX:
             transport.abort()
+            return
+        handler = self._server()
+        transport.set_protocol(handler)
+        handler.connection_made(transport)
 
 
 class HttpListener:
@@ -81,10 +92,13 @@ class HttpListener:
 
     async def serve(self, context: ssl.SSLContext | None) -> None:
         """Serves connections from now on with this context. Connections that stand go on."""
+        counting = self._runner.server
+        if counting is None:
+            return
         former, self._servers = self._servers, []
         for each in self._sockets:
             server = await asyncio.get_running_loop().create_server(
-                self._accept, sock=each.dup(), ssl=context, backlog=BACKLOG, ssl_handshake_timeout=HEAD_TIMEOUT_S if context else None
+                lambda: _Arrival(counting), sock=each.dup(), ssl=context, backlog=BACKLOG, ssl_handshake_timeout=HEAD_TIMEOUT_S if context else None
             )
             self._servers.append(server)
         for server in former:
@@ -98,12 +112,6 @@ class HttpListener:
             each.close()
         self._servers, self._sockets = [], []
         await self._runner.cleanup()
-
-    def _accept(self) -> asyncio.Protocol:
-        server = self._runner.server
-        if server is None or len(server.connections) >= CONNECTIONS_MAX:
-            return _NoRoom()
-        return server()
 
     @web.middleware
     async def _limit_requests(self, request: web.Request, handler: Handler) -> web.StreamResponse:

@@ -14,10 +14,12 @@ Rules:
 - The last line of a tail says that the tail is whole ("kind": "end"), or names the error ("error").
 - No web page can send a command: a command needs the content type application/json, which a page of another origin cannot send unasked, and no header
   Origin, which a page of this origin has (its name may have been made to lead here). A request with that header is answered 403.
+- Where there is a token, commands and /tail need it: 401. The second address has the probes only, and needs none.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 from collections.abc import AsyncIterator
@@ -25,17 +27,23 @@ from typing import Any
 
 from aiohttp import hdrs, web
 
+from broker_plugin.amqp.tls import TlsError, TlsFiles
 from lrq_ha.errors import LrqError, MalformedInput
 
 from . import probes
 from .commands import BODY_BYTES_MAX, COMMANDS, BadBody, answer, handle_command
 from .listener import Handler, HttpListener
 from .source import Source
+from .tokens import TokenFile
 
 log = logging.getLogger("lrq_ha.http")
 
 #: The last line of a tail: without it, entries are missing.
 END_OF_TAIL = b'{"kind": "end"}\n'
+WATCH_INTERVAL_S = 1.0
+NEEDS_TOKEN = (
+    "this needs the node's token, as `Authorization: Bearer TOKEN`; lrq-ha takes it from the file in --token-file, or in http.token_file of --config"
+)
 
 
 class HttpServer:
@@ -44,28 +52,60 @@ class HttpServer:
     Args:
         listen: "HOST:PORT"; an IPv6 host stands in brackets.
         source: Asked for every request.
+        probes_listen: As `listen`, for the probes only; empty: none.
+        tokens: What commands and /tail need; None: nothing.
+        tls: For `listen`; None: without TLS.
     """
 
-    def __init__(self, listen: str, source: Source) -> None:
+    def __init__(
+        self, listen: str, source: Source, *, probes_listen: str = "", tokens: TokenFile | None = None, tls: TlsFiles | None = None
+    ) -> None:
         self._source = source
+        self._tokens = tokens
+        self._tls = tls
         self._listener = HttpListener(listen, "http.listen", self._everything())
+        self._probes = HttpListener(probes_listen, "http.probes", self._probes_only()) if probes_listen else None
+        self._watching: asyncio.Task[None] | None = None
+        self._reload = False
 
     async def start(self) -> None:
         """Listens.
 
         Raises:
-            LrqError: The address is in use or cannot be listened on.
+            LrqError: An address is in use or cannot be listened on.
         """
-        await self._listener.start()
+        await self._listener.start(self._tls.context if self._tls else None)
+        if self._probes:
+            await self._probes.start()
+        if self._tls:
+            self._watching = asyncio.create_task(self._watch_certificates(self._tls))
 
     async def close(self) -> None:
         """Stops listening; requests under way have a moment to end. Harmless if never started."""
-        await self._listener.close()
+        if self._watching:
+            self._watching.cancel()
+        for listener in filter(None, (self._listener, self._probes)):
+            await listener.close()
+
+    def reload(self) -> None:
+        """Has the certificates read again, changed or not."""
+        self._reload = True
+
+    async def _watch_certificates(self, tls: TlsFiles) -> None:
+        while True:
+            await asyncio.sleep(WATCH_INTERVAL_S)
+            force, self._reload = self._reload, False
+            try:
+                if tls.refresh(force):
+                    await self._listener.serve(tls.context)
+                    log.info("TLS: the certificates of http.listen were read again")
+            except (TlsError, OSError) as error:
+                log.error("TLS: the certificates of http.listen stay as they were: %s", error)
 
     # ---- what is served ----------------------------------------------------------------------------------------------
 
     def _everything(self) -> web.Application:
-        app = web.Application(middlewares=[_errors_as_json], client_max_size=BODY_BYTES_MAX)
+        app = web.Application(middlewares=[_errors_as_json, self._require_token], client_max_size=BODY_BYTES_MAX)
         for path in ("/status", "/patroni"):
             app.router.add_get(path, self._status)
         self._add_probes(app)
@@ -75,6 +115,18 @@ class HttpServer:
         for name in COMMANDS:
             app.router.add_post(f"/{name}", handle_command(self._source, name))
         return app
+
+    def _probes_only(self) -> web.Application:
+        app = web.Application(middlewares=[_errors_as_json], client_max_size=BODY_BYTES_MAX)
+        self._add_probes(app)
+        return app
+
+    @web.middleware
+    async def _require_token(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        protected = request.method == hdrs.METH_POST or request.path == "/tail"
+        if protected and self._tokens and not self._tokens.accepts(request.headers.get(hdrs.AUTHORIZATION, "")):
+            return answer(401, NEEDS_TOKEN, **{hdrs.WWW_AUTHENTICATE: "Bearer"})
+        return await handler(request)
 
     def _add_probes(self, app: web.Application) -> None:
         for probe in probes.PROBES:
