@@ -86,7 +86,13 @@ class Status:
 
     def _broker(self) -> dict[str, Any]:
         """Whether the own broker takes the log."""
-        return {"blocked": self._blocked(), "alarm": self._turning_away.alarm, "silent_s": round(self._log.silent_s(), 2)}
+        streams = self._log.streams
+        return {
+            "version": streams.broker_version,
+            "blocked": self._blocked(),
+            "alarm": self._turning_away.alarm,
+            "silent_s": round(self._log.silent_s(), 2),
+        }
 
     def tell(self) -> dict[str, Any]:
         """Values for JSON, by name."""
@@ -119,6 +125,8 @@ class Status:
             "at_stake_bytes": replica.progress.at_stake_bytes,
             "to_apply_bytes": replica.to_apply_bytes,
             "memory_bytes": self._log.memory.bytes,
+            "checkpoint_bytes": replica.checkpoint_bytes,
+            "applied_record_bytes": self._log.record_bytes,
             "paused": node.paused,
             "lacks": node.lacks,
             "mode": "strict" if node.settings.strict else "available",

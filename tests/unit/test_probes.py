@@ -11,9 +11,11 @@ from typing import Any
 
 import pytest
 from served_node import TIMEOUT_S, Node, call, serving
+from test_node import follower
 
 from broker_plugin.door.server import Door
 from lrq_ha.errors import MalformedInput
+from lrq_ha.replication.events import Heartbeat, PeerDisconnected, Push
 from lrq_ha.replication.log import BatchHeader
 from lrq_ha.replication.retention import RECORD_BYTES
 from lrq_ha.replication.roles import Role
@@ -166,3 +168,18 @@ def test_the_lag_of_a_backup_by_what_it_hears(monkeypatch: pytest.MonkeyPatch) -
         assert lag() == {"entries": 1, "bytes": 1000, "seconds": 1.0}, "the former primary's end does not count any more"
 
     asyncio.run(go())
+
+
+def test_a_follower_knows_the_end_of_its_primarys_log() -> None:
+    """By the call, by pushes and by heartbeats of the primary that it follows; of no other."""
+    d = follower()
+    node, end = d.node, d.node.log.end
+    assert node.leader_end == end
+    d.hear(1, Heartbeat(node.leader_epoch, end, end + 5, 0))
+    assert node.leader_end == end + 5
+    d.hear(1, Heartbeat(node.leader_epoch - 1, end, end + 90, 0))
+    assert node.leader_end == end + 5
+    d.feed(Push(1, BatchHeader(node.leader_epoch, end + 1, end + 7, node.log.last_epoch, node.leader_epoch), end, b""))
+    assert node.leader_end == end + 7
+    d.feed(PeerDisconnected(1))
+    assert node.leader_end is None

@@ -5,16 +5,17 @@
                    hears it
     GET  /levels   the queues that the log knows, each with its level: {"vhost", "queue", "level"}, a JSON list; 503 before the log is read
     GET  /tail     the entries that a diverged node refuses to drop, as JSON lines
+    GET  /metrics  for Prometheus, as text or OpenMetrics by the header Accept: see `metrics`
     GET  /primary, /ready and others: see `probes`; HEAD and OPTIONS are answered with these codes, too
     POST           see `commands`
 
 Rules:
 
-- Every answer is JSON. An unexpected error is a 500, and stands in the log.
+- Every answer but /metrics is JSON. An unexpected error is a 500, and stands in the log.
 - The last line of a tail says that the tail is whole ("kind": "end"), or names the error ("error").
 - No web page can send a command: a command needs the content type application/json, which a page of another origin cannot send unasked, and no header
   Origin, which a page of this origin has (its name may have been made to lead here). A request with that header is answered 403.
-- Where there is a token, commands and /tail need it: 401. The second address has the probes only, and needs none.
+- Where there is a token, commands and /tail need it: 401. The second address has the probes and /metrics only, and needs none.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from lrq_ha.errors import LrqError, MalformedInput
 from . import probes
 from .commands import BODY_BYTES_MAX, COMMANDS, BadBody, answer, handle_command
 from .listener import Handler, HttpListener
+from .metrics import Metrics
 from .source import Source
 from .tokens import TokenFile
 
@@ -52,15 +54,24 @@ class HttpServer:
     Args:
         listen: "HOST:PORT"; an IPv6 host stands in brackets.
         source: Asked for every request.
+        metrics: The content of /metrics; None: it is not served.
         probes_listen: As `listen`, for the probes only; empty: none.
         tokens: What commands and /tail need; None: nothing.
         tls: For `listen`; None: without TLS.
     """
 
     def __init__(
-        self, listen: str, source: Source, *, probes_listen: str = "", tokens: TokenFile | None = None, tls: TlsFiles | None = None
+        self,
+        listen: str,
+        source: Source,
+        *,
+        metrics: Metrics | None = None,
+        probes_listen: str = "",
+        tokens: TokenFile | None = None,
+        tls: TlsFiles | None = None,
     ) -> None:
         self._source = source
+        self._metrics = metrics
         self._tokens = tokens
         self._tls = tls
         self._listener = HttpListener(listen, "http.listen", self._everything())
@@ -134,11 +145,20 @@ class HttpServer:
             for path in probe.paths:
                 app.router.add_get(path, handler)
                 app.router.add_route(hdrs.METH_OPTIONS, path, handler)
+        if self._metrics:
+            app.router.add_get("/metrics", self._scraped(self._metrics))
 
     def _probe(self, probe: probes.Probe) -> Handler:
         async def handle(request: web.Request) -> web.Response:
             code, body = probes.answer(probe, self._source.status(), self._source.refusal(), request.query.get("lag"))
             return web.json_response(body, status=code, headers={"Allow": "GET, HEAD, OPTIONS"})
+
+        return handle
+
+    def _scraped(self, metrics: Metrics) -> Handler:
+        async def handle(request: web.Request) -> web.Response:
+            body, content_type = metrics.render(request.headers.get(hdrs.ACCEPT, ""))
+            return web.Response(body=body, headers={hdrs.CONTENT_TYPE: content_type})
 
         return handle
 
