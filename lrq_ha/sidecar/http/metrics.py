@@ -118,11 +118,16 @@ def _peers(value: Callable[[Mapping[str, Any]], float | None]) -> Callable[[Scra
     return read
 
 
+def _sites(scrape: Scrape) -> Mapping[str, Mapping[str, Any]]:
+    """The sites by name, at the primary; sessions run nowhere else."""
+    return scrape.status["sessions"] if scrape.status.get("serving") else {}
+
+
 def _sessions(value: Callable[[Mapping[str, Any]], float | None]) -> Callable[[Scrape], Iterator[Sample]]:
     """A sample for each site and client whose value is known."""
 
     def read(scrape: Scrape) -> Iterator[Sample]:
-        for site, told in (scrape.status.get("sessions") or {}).items():
+        for site, told in _sites(scrape).items():
             for client, session in told["clients"].items():
                 if (found := value(session)) is not None:
                     yield (site, client), found
@@ -131,7 +136,7 @@ def _sessions(value: Callable[[Mapping[str, Any]], float | None]) -> Callable[[S
 
 
 def _session_states(scrape: Scrape) -> Iterator[Sample]:
-    for site, told in (scrape.status.get("sessions") or {}).items():
+    for site, told in _sites(scrape).items():
         found = Counter(session["state"] for session in told["clients"].values())
         for state in State:
             yield (site, state.name.lower()), found[state.name.lower()]
@@ -274,7 +279,7 @@ FAMILIES = (
     # sites
     Family(
         "lrq_site_connected", "gauge", "1 if the site is connected, by this primary",
-        _each(lambda s: {site: told["connected"] for site, told in (s.status.get("sessions") or {}).items()}), ("site",),
+        _each(lambda s: {site: told["connected"] for site, told in _sites(s).items()}), ("site",),
     ),
     Family("lrq_site_sessions", "gauge", "Sessions, one for each client, by their state", _session_states, ("site", "state")),
     Family("lrq_site_lag_entries", "gauge", "Entries that the site may lack", _sessions(lambda told: told["lag_entries"]), ("site", "client")),
