@@ -11,6 +11,8 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import uvloop
+
 from lrq_ha.lab.ports import free_ports
 from lrq_ha.replication.roles import Role
 from lrq_ha.sidecar.http.server import HttpServer
@@ -101,7 +103,7 @@ class Node:
 @contextmanager
 def serving() -> Iterator[Callable[..., Node]]:
     """Gives a function that serves a node, with further arguments of HttpServer."""
-    loop = asyncio.new_event_loop()
+    loop = uvloop.new_event_loop()  # as a sidecar's
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
     servers: list[HttpServer] = []

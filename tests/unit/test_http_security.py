@@ -25,6 +25,7 @@ from lrq_ha.replication.roles import Role
 from lrq_ha.sidecar.config import load, unprotected
 from lrq_ha.sidecar.http import listener
 from lrq_ha.sidecar.http.commands import COMMANDS
+from lrq_ha.sidecar.http.server import HttpServer
 from lrq_ha.sidecar.http.tokens import TokenFile, read_tokens
 
 NEW, OLD, WRONG = "new-0123456789abcdef", "old-0123456789abcdef", "bad-0123456789abcdef"
@@ -201,6 +202,33 @@ def test_a_certificate_that_changes_counts_from_the_next_connection_on(serve: Ca
     with open_before:
         open_before.sendall(b"GET /liveness HTTP/1.1\r\nHost: e1\r\n\r\n")
         assert open_before.recv(12) == b"HTTP/1.1 200", "connections that stand go on"
+
+
+def test_certificates_are_read_again_by_order(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """SIGHUP: also where no file has changed. A half-written one changes nothing."""
+    authority = Authority(tmp_path / "ca")
+    certificate, key = map(str, authority.issue("http"))
+    node = Node("e1")
+
+    async def said(text: str) -> None:
+        async with asyncio.timeout(TIMEOUT_S):
+            while text not in caplog.text:
+                await asyncio.sleep(0.02)
+
+    async def go() -> None:
+        server = HttpServer(f"127.0.0.1:{node.port}", node, tls=server_files(certificate, key, "", "none", "1.2"))
+        await server.start()
+        try:
+            server.reload()
+            await said("the certificates of http.listen were read again")
+            Path(key).write_text("half")
+            await said("the certificates of http.listen stay as they were")
+            assert await asyncio.to_thread(https, node, authority.ca) == 200
+        finally:
+            await server.close()
+
+    with caplog.at_level("INFO", "lrq_ha.http"):
+        asyncio.run(go())
 
 
 # ---- the commands of lrq-ha ------------------------------------------------------------------------------------------

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import tomllib
-import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 from unittest.mock import Mock
+from urllib.error import HTTPError
+from urllib.request import Request
 
 import pytest
+import uvloop
 from node_config import MINIMAL
 from prometheus_client.core import Metric
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
@@ -19,8 +21,11 @@ from prometheus_client.parser import text_string_to_metric_families as parse
 from promtool import run_promtool
 from served_node import TIMEOUT_S, call
 
+from broker_plugin.amqp.tls import client_files
 from broker_plugin.log import codec
+from lrq_ha.direct_http import HttpAccess
 from lrq_ha.errors import LrqError
+from lrq_ha.lab.certificates import Authority
 from lrq_ha.lab.ports import free_ports
 from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.replication.leader import Stage
@@ -243,22 +248,31 @@ def test_what_an_incarnation_leaves_to_the_next_has_the_counts() -> None:
 
 
 def test_a_process_serves_as_its_configuration_says(tmp_path: Path) -> None:
-    """Metrics at both addresses, and commands with the token only."""
+    """Metrics at both addresses, TLS at the one, and commands with the token only."""
     ports = free_ports()
+    authority = Authority(tmp_path)
+    authority.issue("http")
     main, probes = next(ports), next(ports)
     (tmp_path / "token").write_text("0123456789abcdef\n")
     file = tmp_path / "node.toml"
-    file.write_text(MINIMAL.replace("8080", str(main)) + f'token_file = "token"\nprobes = "127.0.0.1:{probes}"\n')
+    file.write_text(MINIMAL.replace("8080", str(main)) + f'token_file = "token"\nprobes = "127.0.0.1:{probes}"\n'
+                    '[http.tls]\ncertificate = "http.pem"\nkey = "http.key"\n')
+    access = HttpAccess("0123456789abcdef", client_files(str(authority.ca), "", "", "1.2").context)
+    pause = Request(f"https://127.0.0.1:{main}/pause", b'{"paused": true}', {"Content-Type": "application/json"})
+
+    def refused(*, authorized: bool) -> int:
+        with pytest.raises(HTTPError) as refusal:
+            access.open(pause, TIMEOUT_S, authorized=authorized)
+        refusal.value.close()
+        return refusal.value.code
 
     def asked() -> None:
-        for port in (main, probes):
-            request = urllib.request.Request(f"http://127.0.0.1:{port}/metrics", headers={"Accept": OPENMETRICS})
-            with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=TIMEOUT_S) as answer:
+        for address in (f"https://127.0.0.1:{main}", f"http://127.0.0.1:{probes}"):
+            with access.open(Request(f"{address}/metrics", headers={"Accept": OPENMETRICS}), TIMEOUT_S) as answer:
                 assert answer.headers["Content-Type"].startswith("application/openmetrics-text")
                 assert 'lrq_node_primary{group="east",node="e1"} 0.0' in answer.read().decode()
-            assert call(f"http://127.0.0.1:{port}/liveness")[0] == 200
-        assert call(f"http://127.0.0.1:{main}/pause", b'{"paused": true}')[0] == 401
-        assert call(f"http://127.0.0.1:{main}/pause", b'{"paused": true}', Authorization="Bearer 0123456789abcdef")[0] == 409
+        assert refused(authorized=False) == 401
+        assert refused(authorized=True) == 409, "it is not running"
         assert call(f"http://127.0.0.1:{probes}/pause", b'{"paused": true}', Authorization="Bearer 0123456789abcdef")[0] == 404
 
     async def go() -> None:
@@ -269,4 +283,5 @@ def test_a_process_serves_as_its_configuration_says(tmp_path: Path) -> None:
         finally:
             await process._http.close()
 
-    asyncio.run(go())
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:  # as a sidecar's
+        runner.run(go())

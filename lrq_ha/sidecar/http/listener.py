@@ -130,7 +130,12 @@ async def _bind(host: str, port: int) -> list[socket.socket]:
     sockets: list[socket.socket] = []
     try:
         for family, kind, protocol, _, address in dict.fromkeys(found):
-            each = socket.socket(family, kind, protocol)
+            try:
+                each = socket.socket(family, kind, protocol)
+            except OSError:
+                if len(found) == 1:
+                    raise
+                continue  # a host has an address of a family that this machine lacks
             sockets.append(each)
             each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if family == socket.AF_INET6:
