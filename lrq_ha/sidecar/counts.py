@@ -51,6 +51,7 @@ class Counts:
         incarnations: How many have ended: "ended", "refused" (it could not start) or "failed" (an internal error).
         promotions: Epochs that this node has taken, up to the open door.
         promotion_steps: Time of each step of these.
+        removals: Nodes that this primary took out of the in-sync set, by name.
         batches, bytes: Written to the own log.
         entries: Written to the own log, by kind: a field of `pb.Run`.
         messages: Of entries: messages that were published, and that clients have acknowledged or rejected.
@@ -63,6 +64,7 @@ class Counts:
         self.incarnations: Counter[str] = Counter()
         self.promotions = 0
         self.promotion_steps = {step: Histogram(PROMOTION_BOUNDS_S) for step in PROMOTION_STEPS}
+        self.removals: Counter[str] = Counter()
         self.batches = self.bytes = 0
         self.entries: Counter[str] = Counter()
         self.messages: Counter[str] = Counter()

@@ -143,7 +143,7 @@ class Process:
         return Scrape(
             status=self.status(),
             counts=self._counts,
-            nodes=len(self.config.names),
+            peers=[peer.name for peer in self.config.peers],
             log_bytes_max=self.config.replication.log_bytes_max,
             channels=len(channels),
             consumers=sum(len(channel.consumers) for channel in channels),

@@ -116,3 +116,19 @@ def test_promtool_finds_no_fault_in_what_real_nodes_say(pair: Lab) -> None:
     for node in pair.nodes:
         eventually(f"{node} to run", lambda node=node: told(pair, node)["role"] in ("active", "ready"))
         assert run_promtool("check", "metrics", given=scraped(pair, node)) == (0, "")
+
+
+@pytest.mark.full
+def test_a_backup_that_is_taken_out_of_the_set_is_counted(pair: Lab) -> None:
+    primary, backup = in_sync(pair)
+    removals = sample(pair, primary, "lrq_peer_removals_total", peer=backup)
+    pair.kill(backup)
+    try:
+        eventually(f"{backup} to be out", lambda: sample(pair, primary, "lrq_in_sync_nodes") == 1)
+        assert sample(pair, primary, "lrq_peer_removals_total", peer=backup) == removals + 1
+        assert sample(pair, primary, "lrq_peer_in_sync", peer=backup) == sample(pair, primary, "lrq_peer_connected", peer=backup) == 0
+    finally:
+        pair.start(backup)
+    assert in_sync(pair) == (primary, backup)
+    assert sample(pair, primary, "lrq_peer_in_sync", peer=backup) == 1
+    assert sample(pair, primary, "lrq_peer_removals_total", peer=backup) == removals + 1, "its return is none"

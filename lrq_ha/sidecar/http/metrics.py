@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import platform
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, Literal
@@ -41,7 +41,7 @@ class Scrape:
     Attributes:
         status: As GET /status.
         counts: Of the process.
-        nodes: Number of configured nodes.
+        peers: Names of the other nodes that are configured.
         log_bytes_max: Size of the log.
         channels, consumers: Of clients.
         unfinished_bytes, client_bytes: Memory of the door: messages of which a part has arrived; bytes for clients that do not keep up.
@@ -49,7 +49,7 @@ class Scrape:
 
     status: Mapping[str, Any]
     counts: Counts
-    nodes: int
+    peers: Sequence[str]
     log_bytes_max: int
     channels: int
     consumers: int
@@ -188,7 +188,7 @@ FAMILIES = (
         "lrq_in_sync_nodes", "gauge", "Nodes of the in-sync set, by this primary",
         _one(lambda s: len(s.status["members"]) if s.status.get("serving") else None),
     ),
-    Family("lrq_configured_nodes", "gauge", "Nodes that are configured, this one included", _one(lambda s: s.nodes)),
+    Family("lrq_configured_nodes", "gauge", "Nodes that are configured, this one included", _one(lambda s: len(s.peers) + 1)),
     Family("lrq_paused", "gauge", "1 if an operator has paused the node", _one(lambda s: bool(s.status.get("paused")))),
     Family("lrq_last_role_change_timestamp_seconds", "gauge", "Unix time since when the node has its role", _status("since")),
     Family("lrq_promotions_total", "counter", "Epochs that this node has taken, up to the open door", _one(lambda s: s.counts.promotions)),
@@ -239,6 +239,10 @@ FAMILIES = (
     ),
     Family(
         "lrq_peer_log_left_bytes", "gauge", "Bytes until the broker drops what it needs next", _peers(lambda peer: peer["log_bytes_left"]), ("peer",)
+    ),
+    Family(
+        "lrq_peer_removals_total", "counter", "Times that this node, as primary, took the other out of the in-sync set",
+        _each(lambda s: {peer: s.counts.removals[peer] for peer in s.peers}), ("peer",),
     ),
     # the door
     Family("lrq_connections", "gauge", "Clients' connections", _status("connections")),

@@ -152,6 +152,8 @@ class LogWriter:
         log.info("%s", "; ".join(filter(None, (f"in the set: {self._node.names(members)}", taken_out(self._node)))))
         self._replica.progress.done_when_safe(header.first, header.last)
         if effect.kind is not EntryKind.MARKER:
+            former = self._node.log.sets[-2][1] if len(self._node.log.sets) > 1 else frozenset()
+            self._counts.removals.update(map(self._node.name, former.difference(members)))
             return [pb.Run(members=pb.Members(nodes=members))]
         index = self._replica.index
         index.log_id = index.log_id or secrets.token_bytes(LOG_ID_BYTES)
