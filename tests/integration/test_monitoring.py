@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 import urllib.error
 import urllib.request
+from pathlib import Path
 
 import pika
 import pytest
-from load import declare, eventually, in_sync, replace_primary, told
+from load import declare, eventually, in_sync, replace_primary, take_over, told
+from prometheus import Prometheus, run_promtool
 from prometheus_client.parser import text_string_to_metric_families as parse
-from promtool import run_promtool
 
 from lrq_ha.lab import Lab
 
@@ -19,6 +20,7 @@ pytestmark = [pytest.mark.broker, pytest.mark.own_pair("kills"), pytest.mark.one
 PUBLISHED, CONSUMED = 1_000, 400
 OPEN = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
 TIMEOUT_S = 60.0
+ALERTS = Path(__file__).parents[2] / "docs" / "operations" / "monitoring" / "alerts.yml"
 
 
 def scraped(lab: Lab, name: str) -> bytes:
@@ -132,3 +134,31 @@ def test_a_backup_that_is_taken_out_of_the_set_is_counted(pair: Lab) -> None:
     assert in_sync(pair) == (primary, backup)
     assert sample(pair, primary, "lrq_peer_in_sync", peer=backup) == 1
     assert sample(pair, primary, "lrq_peer_removals_total", peer=backup) == removals + 1, "its return is none"
+
+
+@pytest.mark.full
+def test_a_real_prometheus_alerts_when_the_primary_is_lost(pair: Lab, tmp_path: Path) -> None:
+    """It takes each value; the alert waits, then fires, and ends with the promotion."""
+    primary, backup = in_sync(pair)
+    east = [node for node in pair.nodes.values() if node.group == "east"]
+    with Prometheus(tmp_path, ALERTS, [node.http.removeprefix("http://") for node in east]) as prometheus:
+        eventually("both nodes to be scraped", lambda: [target["health"] for target in prometheus.ask("targets")["activeTargets"]] == ["up"] * 2)
+        eventually("their values", lambda: len(prometheus.ask("query?query=lrq_log_end_sequence")["result"]) == 2)
+        states: list[str | None] = []
+        eventually("no alert", lambda: "LrqNoPrimary" not in prometheus.alerts(), seen=prometheus.alerts)  # that of before the first scrape ends
+        pair.kill(primary)
+        try:
+
+            def fires() -> bool:
+                state = prometheus.alerts().get("LrqNoPrimary")
+                if [state] != states[-1:]:
+                    states.append(state)
+                return state == "firing"
+
+            eventually("the alert to fire", fires, seen=lambda: states)
+            assert states[-2:] == ["pending", "firing"]
+            take_over(pair, backup, primary)
+            eventually("the alert to end", lambda: "LrqNoPrimary" not in prometheus.alerts())
+            eventually("the failover to be told", lambda: prometheus.alerts().get("LrqFailoverHappened") == "firing", seen=prometheus.alerts)
+        finally:
+            pair.start(primary)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import yaml
-from promtool import run_promtool
+from prometheus import run_promtool
 from test_docs import anchors
 
 from lrq_ha.sidecar.http.metrics import FAMILIES

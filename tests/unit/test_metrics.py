@@ -15,10 +15,10 @@ from urllib.request import Request
 import pytest
 import uvloop
 from node_config import MINIMAL
+from prometheus import run_promtool
 from prometheus_client.core import Metric
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse
-from promtool import run_promtool
 from served_node import TIMEOUT_S, call
 
 from broker_plugin.amqp.tls import client_files
