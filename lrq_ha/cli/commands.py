@@ -140,7 +140,7 @@ def _add_drain(parser: argparse.ArgumentParser) -> None:
 
 
 def _promote(args: argparse.Namespace) -> int:
-    targets = find_targets(args.config, args.dir)
+    targets = find_targets(args)
     target = named(args.node, targets)
     group = [other for other in targets if other.group == target.group]
     # Refusals list names with commas, and can be pasted.
@@ -162,7 +162,7 @@ def _known_of(report: Report) -> str:
 
 
 def _remove(args: argparse.Namespace) -> int:
-    targets = find_targets(args.config, args.dir)
+    targets = find_targets(args)
     unnamed = id_of_unnamed(args.node) and all(target.name != args.node for target in targets)
     group = find_group(targets, args.group if unnamed else named(args.node, targets).group)
     print(tell(_leader(group), "remove", {"node": args.node, "dry_run": args.dry_run}))
@@ -170,7 +170,7 @@ def _remove(args: argparse.Namespace) -> int:
 
 
 def _switchover(args: argparse.Namespace) -> int:
-    targets = find_targets(args.config, args.dir)
+    targets = find_targets(args)
     group = find_group(targets, named(args.node, targets).group if args.node else args.group)
     body = {"node": args.node, "timeout_s": args.timeout, "force": args.force, "dry_run": args.dry_run}
     print(tell(_primary(group), "switchover", body, args.timeout))
@@ -178,7 +178,7 @@ def _switchover(args: argparse.Namespace) -> int:
 
 
 def _demote(args: argparse.Namespace) -> int:
-    group = find_group(find_targets(args.config, args.dir), args.group)
+    group = find_group(find_targets(args), args.group)
     primary = _primary(group)
     body = {"timeout_s": args.timeout, "force": args.force, "dry_run": args.dry_run}
     print(tell(primary, "demote", body, args.timeout))
@@ -189,7 +189,7 @@ def _demote(args: argparse.Namespace) -> int:
 
 
 def _renew(args: argparse.Namespace) -> int:
-    group = find_group(find_targets(args.config, args.dir), args.group)
+    group = find_group(find_targets(args), args.group)
     body = {
         "timeout_s": args.timeout,
         "force": args.force,
@@ -201,7 +201,7 @@ def _renew(args: argparse.Namespace) -> int:
 
 
 def _pause(args: argparse.Namespace) -> int:
-    group = find_group(find_targets(args.config, args.dir), args.group)
+    group = find_group(find_targets(args), args.group)
     failed = _not_told(group, paused=args.paused)
     if failed == len(group):
         raise LrqError("no node was told", todo="Are the sidecars running?")
@@ -245,7 +245,7 @@ def _leader(group: Sequence[Target]) -> Target:
 
 def find_primary(args: argparse.Namespace) -> Target:
     """The primary of the group that the arguments name. Raises LrqError if none answers."""
-    return _primary(find_group(find_targets(args.config, args.dir), args.group))
+    return _primary(find_group(find_targets(args), args.group))
 
 
 def _primary(group: Sequence[Target]) -> Target:

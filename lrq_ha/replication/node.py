@@ -166,6 +166,11 @@ class Node(NodeBase):
         """First entry that this node refuses to drop, while it is diverged."""
         return self._follower.tail_from
 
+    @property
+    def leader_end(self) -> int | None:
+        """Last entry of the log of the primary that this node follows, as last heard; None: it follows none."""
+        return self._follower.leader_end if self.following else None
+
     # ---- the own broker ----------------------------------------------------------------------------------------------
 
     def _opened(self, event: Opened, now: float) -> None:

@@ -10,6 +10,7 @@ Rules:
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import os
 import re
@@ -25,13 +26,14 @@ from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from broker_plugin.amqp.address import Address
 from broker_plugin.amqp.sasl import Credentials
-from broker_plugin.amqp.tls import TlsError, TlsFiles, client_files, server_files
+from broker_plugin.amqp.tls import TlsFiles, client_files, server_files
 from broker_plugin.session.settings import DoorSettings
 from lrq_ha import __version__
 from lrq_ha.errors import LrqError
 from lrq_ha.interceptors import plugins
 from lrq_ha.replication.settings import NodeSettings
 
+from .http.tokens import TokenFile
 from .tables import (
     LARGEST_PER_LOG,
     SECRET,
@@ -45,6 +47,7 @@ from .tables import (
     PeerTable,
     ReceiveTable,
     ReplicationTable,
+    ServerTlsTable,
     SiteTable,
     Table,
     TlsTable,
@@ -122,6 +125,17 @@ class Config(Table):
         """TLS of the door; None if it has none. Raises TlsError."""
         table = self.door.tls
         return server_files(table.certificate, table.key, table.ca, table.verify, table.minimum_version) if table else None
+
+    @cached_property
+    def http_tls(self) -> TlsFiles | None:
+        """TLS of `http.listen`; None if it has none. Raises TlsError."""
+        table = self.http.tls
+        return server_files(table.certificate, table.key, table.ca, table.verify, table.minimum_version) if table else None
+
+    @cached_property
+    def tokens(self) -> TokenFile | None:
+        """The tokens that commands over HTTP need; None if they need none. Raises LrqError."""
+        return TokenFile(Path(self.http.token_file)) if self.http.token_file else None
 
     @property
     def door_settings(self) -> DoorSettings:
@@ -245,10 +259,11 @@ def load(path: Path) -> Config:
         ConfigError: As `read`; or it names files or interceptors that cannot be used.
     """
     config = read(path)
-    for table, attribute in (("tls", "client_tls"), ("door.tls", "server_tls")):
+    named = (("tls", "client_tls"), ("door.tls", "server_tls"), ("http.tls", "http_tls"), ("http.token_file", "tokens"))
+    for table, attribute in named:
         try:
             getattr(config, attribute)
-        except TlsError as error:
+        except LrqError as error:
             raise ConfigError(f"{path}: {table}: {error.what}", todo=error.todo) from error
     try:
         plugins.Interceptors(config.interceptors)
@@ -275,6 +290,24 @@ def exposed(path: Path) -> str:
     return f"{path} holds passwords, and other users may use it (its mode is {mode:04o}): run: {command}"
 
 
+def unprotected(config: Config) -> str:
+    """Text: other machines may give commands, as `http.listen` takes them without a token; empty if they may not."""
+    if config.http.token_file or is_loopback(config.http.listen.rpartition(":")[0]):
+        return ""
+    return (
+        f"whoever reaches {config.http.listen} (http.listen) may give commands and read messages: set http.token_file, or listen on 127.0.0.1 only, "
+        "and open http.probes to load balancers and monitoring"
+    )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host, as in "HOST:PORT", is this machine's loopback."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
 #: Values of the sample for keys without a default, or with an uninformative one.
 _REQUIRED = {
     "node.name": '"e1"',
@@ -288,6 +321,8 @@ _REQUIRED = {
     "door.tls.users.user": '"app"',
     "door.tls.users.password": '"SECRET"',
     "http.listen": '"127.0.0.1:8080"',
+    "http.tls.certificate": '"http.pem"',
+    "http.tls.key": '"http.key"',
     "peers.name": '"e2"',
     "peers.id": "2",
     "peers.door": '"amqp://lrq:SECRET@192.0.2.2:5673"',
@@ -305,6 +340,7 @@ _TABLES: tuple[tuple[str, type[BaseModel]], ...] = (
     ("# [door.tls]", DoorTlsTable),
     ("# [[door.tls.users]]", CertificateUser),
     ("[http]", HttpTable),
+    ("# [http.tls]", ServerTlsTable),
     ("[[peers]]", PeerTable),
     ("[[sites]]", SiteTable),
     ("[replication]", ReplicationTable),

@@ -16,7 +16,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
@@ -60,6 +60,7 @@ from lrq_ha.replication.roles import Role
 from lrq_ha.routing.names import ROUTING_VHOST
 
 from .config import Config
+from .counts import Counts
 from .node.client_drain import ClientDrain
 from .node.core import Core
 from .node.log_writer import LogWriter
@@ -92,6 +93,7 @@ class Kept:
         paused, defers_to, heard_before: See Node.
         doubt, refused: See Applier.
         shortfall: See Replica.
+        counts: Of the process.
     """
 
     shut_out: int = 0
@@ -101,6 +103,7 @@ class Kept:
     doubt: SuspectEntries | None = None
     refused: str = ""
     shortfall: Shortfall | None = None
+    counts: Counts = field(default_factory=Counts)
 
 
 class Incarnation:
@@ -119,6 +122,7 @@ class Incarnation:
     def __init__(self, config: Config, door: Door, before: Kept | None = None) -> None:
         before = before or Kept()
         self.defers_to = 0
+        self._counts = before.counts
         self._taking_since = 0.0  # when this node began to take its epoch
         self._config = config
         self._door = door
@@ -129,7 +133,7 @@ class Incarnation:
         self._life = life = TaskScope()
         self._core = core = Core(self._node, Levels(config.replication.replicate), life, self._carry_out, before.shortfall)
         self._replica = core.replica
-        self._log = LogWriter(config, core, life, before.shut_out, door.block)
+        self._log = LogWriter(config, core, life, before.shut_out, door.block, before.counts)
         self._turning_away = ClientDrain(door, core)
         self._sending = LogShipping(config, core, life, self._log)
         self._receiving = PeerServer(config, core, self._turning_away, lambda: self._applier)
@@ -213,6 +217,7 @@ class Incarnation:
             doubt=None if settled else doubt,
             refused=self._applier.refused,
             shortfall=None if begins_anew else self._replica.shortfall,
+            counts=self._counts,
         )
 
     # ---- life --------------------------------------------------------------------------------------------------------
@@ -293,6 +298,7 @@ class Incarnation:
         self._sending.grown()
 
     def _safe(self, effect: SafeAdvanced) -> None:
+        self._log.safe_advanced(effect.safe)
         self._replica.progress.safe_advanced(effect.safe)
         if self._node.leading:
             self._tell_sites()
@@ -333,6 +339,7 @@ class Incarnation:
         took_ms = (*(1000 * (end - begin) for begin, end in pairwise(marks)), 1000 * (marks[-1] - marks[0]))
         text = "recovered: epoch taken in %.0f ms, queues written in %.0f, sweeper ended in %.0f, configuration set up in %.0f; %.0f ms in all"
         log.info(text, *took_ms)
+        self._counts.promoted(marks)
         self._core.feed(Recovered(epoch))
 
     async def _watched(self, what: str, step: asyncio.Task[None]) -> None:
@@ -346,6 +353,7 @@ class Incarnation:
         await step
 
     def _open_door(self, effect: OpenDoor) -> None:
+        self._counts.promotions += 1
         self._replica.refuse_passed_over()
         self.renewals.go_on()
         self._life.spawn(self._sites.run())

@@ -17,12 +17,15 @@ import uvloop
 
 from broker_plugin.amqp.errors import AuthenticationFailed
 from broker_plugin.door.server import Door
+from lrq_ha import __version__
 from lrq_ha.errors import LrqError
 from lrq_ha.replication.events import PauseRequest, PromoteRequest, RemoveRequest
 from lrq_ha.replication.settings import id_of_unnamed
 
 from .config import Config
-from .http import HttpServer
+from .counts import Counts
+from .http.metrics import Metrics, Scrape
+from .http.server import HttpServer
 from .incarnation import Incarnation, Kept
 
 log = logging.getLogger("lrq_ha.process")
@@ -48,16 +51,24 @@ class Process:
         self.problem = "starting"
         self._stands_since = time.time()  # while no incarnation runs: end of the last one, or start of this process
         self._let_in = False  # the broker has taken user and password
-        self._kept = Kept()
+        self._counts = Counts()
+        self._kept = Kept(counts=self._counts)
         self._ids = {name: node for node, name in config.names.items()}
-        self._http = HttpServer(config.http.listen, self)
+        self._http = HttpServer(
+            config.http.listen,
+            self,
+            metrics=Metrics(self.scrape),
+            probes_listen=config.http.probes,
+            tokens=config.tokens,
+            tls=config.http_tls,
+        )
 
     async def run(self) -> int:
         """Runs until SIGTERM or SIGINT; returns the exit status. SIGHUP: reads certificates again."""
         stopped = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stopped.set)
-        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self.door.reload, True)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._reload)
         await self.door.start()
         await self._http.start()
         node = self.config.node
@@ -77,13 +88,18 @@ class Process:
             await self._http.close()
         return 0
 
+    def _reload(self) -> None:
+        self.door.reload(True)
+        self._http.reload()
+
     async def _lives(self) -> None:
-        pause = PAUSE_FIRST_S
+        pause, counts = PAUSE_FIRST_S, self._counts
         while True:
             began = asyncio.get_running_loop().time()
             try:
                 self.incarnation = incarnation = Incarnation(self.config, self.door, self._kept)
                 self.problem = await incarnation.run()
+                counts.incarnations["ended"] += 1
                 self._stands_since = time.time()
                 self._let_in = True
                 log.warning("this incarnation is over: %s", self.problem)
@@ -92,9 +108,11 @@ class Process:
                 if problem != self.problem:
                     log.error("%s", problem)
                 self.problem = problem
+                counts.incarnations["refused"] += 1
             except Exception as error:
                 log.exception("this incarnation failed")
                 self.problem = f"an internal error, see the log: {error!r}"
+                counts.incarnations["failed"] += 1
             finally:
                 self.incarnation = None
             self._kept = incarnation.kept
@@ -107,7 +125,7 @@ class Process:
 
     def status(self) -> dict[str, Any]:
         """The content of GET /status."""
-        found: dict[str, Any] = {"node": self.config.node.name, "group": self.config.node.group}
+        found: dict[str, Any] = {"node": self.config.node.name, "group": self.config.node.group, "software": __version__}
         with open("/proc/self/statm", encoding="ascii") as file:
             found["rss_bytes"] = int(file.read().split()[1]) * resource.getpagesize()
         found["connections"] = len(self.door.sessions)
@@ -118,6 +136,20 @@ class Process:
             return found | self.incarnation.status.tell()
         standing = {"role": "standalone", "reason": self._why_not(), "primary": None, "in_set": False, "paused": self._kept.paused}
         return found | standing | {"since": self._stands_since}
+
+    def scrape(self) -> Scrape:
+        """The values of GET /metrics."""
+        channels = [channel for session in self.door.sessions for channel in session.channels.values()]
+        return Scrape(
+            status=self.status(),
+            counts=self._counts,
+            peers=[peer.name for peer in self.config.peers],
+            log_bytes_max=self.config.replication.log_bytes_max,
+            channels=len(channels),
+            consumers=sum(len(channel.consumers) for channel in channels),
+            unfinished_bytes=self.door.unfinished.bytes,
+            client_bytes=self.door.waiting_bytes,
+        )
 
     def refusal(self) -> str:
         """Why clients are not served now; empty if they are."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 from urllib.parse import SplitResult, urlsplit
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
@@ -21,6 +21,10 @@ def _listen(value: str) -> str:
     if not host or not port.isdigit() or not 0 < int(port) < 65536:
         raise ValueError('must be "HOST:PORT", for example "127.0.0.1:5672"')
     return value
+
+
+def _listen_if_any(value: str) -> str:
+    return _listen(value) if value else ""
 
 
 def _split(value: str) -> SplitResult:
@@ -60,8 +64,8 @@ def _pattern(value: str) -> str:
 
 def _http(value: str) -> str:
     url = _split(value)
-    if url.scheme != "http" or url.username is not None or url.path.strip("/") or url.query or url.fragment:
-        raise ValueError('must be "http://HOST:PORT", without a user or a path')
+    if url.scheme not in ("http", "https") or url.username is not None or url.path.strip("/") or url.query or url.fragment:
+        raise ValueError('must be "http://HOST:PORT", or https:// for TLS, without a user or a path')
     return value
 
 
@@ -74,6 +78,7 @@ def _levels(value: dict[str, str]) -> dict[str, str]:
 
 
 Listen = Annotated[str, AfterValidator(_listen)]
+ListenIfAny = Annotated[str, AfterValidator(_listen_if_any)]
 AmqpUrl = Annotated[str, AfterValidator(_amqp)]
 HttpUrl = Annotated[str, AfterValidator(_http)]
 File = Annotated[str, AfterValidator(_file)]
@@ -123,18 +128,25 @@ class CertificateUser(Table):
     password: str = Field(description="this user's password")
 
 
-class DoorTlsTable(Table):
-    certificate: File = Field(min_length=1, description="the door's certificate with its chain (PEM); read again when the file changes")
+class ServerTlsTable(Table):
+    certificate: File = Field(min_length=1, description="the certificate with its chain (PEM); read again when the file changes")
     key: File = Field(min_length=1, description="its key (PEM, not encrypted)")
     ca: File = Field("", description="who may sign clients' certificates (PEM)")
     verify: Verify = Field("none", description='whether clients need a certificate: "none", "optional" or "required"')
     minimum_version: Version = "1.2"
+
+    @model_validator(mode="after")
+    def _ca_if_verified(self) -> Self:
+        if (self.verify != "none") != bool(self.ca):
+            raise ValueError('verify "optional" and "required" need ca, and "none" has no use for it')
+        return self
+
+
+class DoorTlsTable(ServerTlsTable):
     users: list[CertificateUser] = Field(default=[], description="logins by certificate (mechanism EXTERNAL)")
 
     @model_validator(mode="after")
     def _whole(self) -> DoorTlsTable:
-        if (self.verify != "none") != bool(self.ca):
-            raise ValueError('verify "optional" and "required" need ca, and "none" has no use for it')
         if self.users and self.verify == "none":
             raise ValueError('users need verify "optional" or "required"')
         names = [entry.common_name for entry in self.users]
@@ -216,13 +228,25 @@ class DoorTable(Table):
 
 class HttpTable(Table):
     listen: Listen = Field(description="status and operators' commands")
+    token_file: File = Field(
+        "", description="has the token that commands and GET /tail need, and that `lrq-ha --config` sends to all nodes; a second line: the old "
+        "token, which is accepted, too; empty: whoever reaches listen may give commands"
+    )
+    probes: ListenIfAny = Field("", description="a second address, for load balancers and Prometheus: probes and /metrics only, without TLS")
+    tls: ServerTlsTable | None = Field(None, description="listen takes https:// only")
+
+    @model_validator(mode="after")
+    def _two_addresses(self) -> HttpTable:
+        if self.probes == self.listen:
+            raise ValueError("probes and listen need addresses of their own")
+        return self
 
 
 class PeerTable(Table):
     name: Name
     id: int = Field(ge=1, le=255)
     door: AmqpUrl = Field(description="its door, with the user that the sidecar there uses at its broker; amqps:// for TLS")
-    http: HttpUrl
+    http: HttpUrl = Field(description="its http.listen, for `lrq-ha --config`; https:// if it has [http.tls]")
 
 
 class SiteTable(Table):

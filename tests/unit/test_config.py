@@ -180,10 +180,12 @@ def test_nodes_need_their_own_names_and_ids(tmp_path: Path, name: str, number: i
 
 
 def test_a_bad_key_of_a_peer_is_named_with_its_place(tmp_path: Path) -> None:
-    peers = PEER.format(name="e2", id=2) + PEER.format(name="e3", id=3).replace("http://", "https://")
+    peers = PEER.format(name="e2", id=2) + PEER.format(name="e3", id=3).replace("http://", "ftp://")
     text = refusal(tmp_path, MINIMAL + peers)
     assert "peers.1.http" in text
     assert "http://HOST:PORT" in text
+    secure = PEER.format(name="e2", id=2).replace("http://", "https://")
+    assert load(write(tmp_path, MINIMAL + secure)).peers[0].http == "https://127.0.0.1:8081"
 
 
 def test_a_group_is_no_site_of_its_own(tmp_path: Path) -> None:
