@@ -5,6 +5,8 @@
     GET  /ready    200 if this node serves clients or is an in-sync backup that hears its primary, else 503
     GET  /queues   names of the receive queues here, a JSON list; 503 where it may lack some: on a node that is not primary and no in-sync backup that
                    hears it
+    GET  /definitions       the vhosts and users of this node's broker: {"node", "vhosts", "users": {name: tags}}; 503 without its management API
+    GET  /definitions/diff  what this broker's users, policies and so on differ in from the log's: {"object", "how"}, a JSON list
     GET  /levels   the queues that the log knows, each with its level: {"vhost", "queue", "level"}, a JSON list; 503 before the log is read
     POST /promote  {"down": ["e1"], "force": false, "dry_run": false}, every key optional
     POST /remove   {"node": "e2", "dry_run": false}; a node of the set that is not configured any more: "node 3", by its id
@@ -14,6 +16,7 @@
                    node may join
     POST /resync   {"client": "orders", "sites": ["west"], "to_all": false, "source": null, "reason": "", "dry_run": false}: a full sync of a client,
                    for sites or for all (at the source), or from a source (at the sink)
+    POST /definitions/take  {"dry_run": false}: a backup's broker gets the primary's definitions, and loses those that the primary's lacks
     POST /pause    {"paused": true}: no node takes an epoch by itself; false: nodes do again
     GET  /tail     the entries that a diverged node refuses to drop, as JSON lines
     POST /reinit   {"force": false, "dry_run": false}: deletes the node's data; the node follows with an empty log
@@ -61,6 +64,12 @@ class Source(Protocol):
     def queues(self) -> list[str]: ...
 
     def levels(self) -> list[dict[str, str]]: ...
+
+    async def definitions(self) -> dict[str, Any]: ...
+
+    async def compare_definitions(self) -> list[dict[str, str]]: ...
+
+    async def take_definitions(self, dry_run: bool) -> tuple[bool, str]: ...
 
     async def promote(self, down: list[str], force: bool, dry_run: bool) -> tuple[bool, str]: ...
 
@@ -128,6 +137,7 @@ _RESYNC = {
     "dry_run": _DRY_RUN,
 }
 _PAUSE = {"paused": _Key("true or false", _is_bool, required=True)}
+_TAKE = {"dry_run": _DRY_RUN}
 _REINIT = {"force": _FORCE, "dry_run": _DRY_RUN}
 
 
@@ -148,6 +158,9 @@ class HttpServer:
         app.router.add_get("/ready", self._ready)
         app.router.add_get("/queues", self._queues)
         app.router.add_get("/levels", self._levels)
+        app.router.add_get("/definitions", self._definitions)
+        app.router.add_get("/definitions/diff", self._compare_definitions)
+        app.router.add_post("/definitions/take", self._take_definitions)
         app.router.add_post("/promote", self._promote)
         app.router.add_post("/remove", self._remove)
         app.router.add_post("/switchover", self._switchover)
@@ -204,6 +217,15 @@ class HttpServer:
 
     async def _levels(self, _: web.Request) -> web.Response:
         return web.json_response(self._source.levels())
+
+    async def _definitions(self, _: web.Request) -> web.Response:
+        return web.json_response(await self._source.definitions())
+
+    async def _compare_definitions(self, _: web.Request) -> web.Response:
+        return web.json_response(await self._source.compare_definitions())
+
+    async def _take_definitions(self, request: web.Request) -> web.Response:
+        return await _command(self._source.take_definitions(**await _body(request, _TAKE)))
 
     async def _promote(self, request: web.Request) -> web.Response:
         body = await _body(request, _PROMOTE)

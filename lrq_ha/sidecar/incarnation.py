@@ -60,6 +60,7 @@ from lrq_ha.replication.roles import Role
 from lrq_ha.routing.names import ROUTING_VHOST
 
 from .config import Config
+from .definitions import Definitions
 from .node.client_drain import ClientDrain
 from .node.core import Core
 from .node.log_writer import LogWriter
@@ -113,7 +114,7 @@ class Incarnation:
 
     Attributes:
         defers_to: For the next incarnation.
-        orders, renewals, full_syncs, status: The operators' interface.
+        orders, renewals, full_syncs, definitions, status: The operators' interface.
     """
 
     def __init__(self, config: Config, door: Door, before: Kept | None = None) -> None:
@@ -149,6 +150,7 @@ class Incarnation:
             sites=self._sites,
             keeper=self._keeper,
             applier=self._applier,
+            definitions=self.definitions,
         )
         self._effects: dict[type, Callable[[Any], None]] = {
             WriteBatch: self._write_batch,
@@ -173,6 +175,8 @@ class Incarnation:
         settings = config.replication
         views = ViewWriter(self._replica, self._log.streams, self._sites, self._keeper)
         self._rights = BrokerRights(self._replica, self._broker, lambda: self._applier.wake())
+        self.definitions = Definitions(config, self._core)
+        self._rights.provide = self.definitions.provide_vhost
         self._sweeper = Sweeper(self._replica, self._broker)
         self._configured = PartialQueues(self._replica, self._broker)
         self._applier = Applier(
@@ -187,6 +191,7 @@ class Incarnation:
             window_bytes_max=WINDOW_BYTES_MAX,
             on_follow=self._configured.unbind,
             may_write=self._rights.look,
+            set_objects=self.definitions.apply,
             doubt=before.doubt,
             refused=before.refused,
         )
@@ -236,7 +241,7 @@ class Incarnation:
             self._door.host = self._receiving
             self._core.feed(Opened(self._replica.progress.tracker.applied, self._log.streams.lost_host and self._node.log.end > 0))
             strays = Strays(self._replica, self._broker)
-            parts = (self._log, self._log.watch, self._rights, strays, self._applier, self._sweeper, self._configured)
+            parts = (self._log, self._log.watch, self._rights, strays, self._applier, self._sweeper, self._configured, self.definitions)
             for body in (self._ticks(), *(part.run() for part in parts)):
                 self._life.spawn(body)
             self._sending.start()
@@ -251,6 +256,7 @@ class Incarnation:
             finally:
                 await self._life.stop()
                 self._configured.abort()
+                await self.definitions.close()
                 try:
                     if rebuilt and self._log.streams.begins_anew:
                         await wipe(self._log.streams, self._broker, self._node.log, self._replica.declared.definitions)
