@@ -11,6 +11,7 @@ Source: RabbitMQ's HTTP API (rabbitmq_management 3.10.8 and 4.3.6).
 from __future__ import annotations
 
 import asyncio
+import base64
 import html
 import json
 from shlex import quote
@@ -49,8 +50,9 @@ class Management:
     def __init__(self, url: str, user: str, password: str) -> None:
         self.user = user
         self._url = url.rstrip("/")
+        login = base64.b64encode(f"{user}:{password}".encode("utf-8", "surrogateescape")).decode()
         self._session = aiohttp.ClientSession(
-            auth=aiohttp.BasicAuth(user, password, "utf-8"), timeout=aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_S), trust_env=False
+            headers={"Authorization": f"Basic {login}"}, timeout=aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_S), trust_env=False
         )
 
     async def close(self) -> None:

@@ -60,7 +60,7 @@ class Definitions:
     def _management(self) -> Management:
         if self._open is None:
             own = self._credentials
-            self._open = Management(self._settings.management, own.name, own.password.decode())
+            self._open = Management(self._settings.management, own.name, own.password.decode("utf-8", "surrogateescape"))
         return self._open
 
     @property
