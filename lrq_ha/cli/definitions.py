@@ -99,7 +99,7 @@ def compare_names(one: str, here: dict[str, Any], other: str, there: dict[str, A
     tags = [name for name in here["users"] if name in there["users"] and sorted(here["users"][name]) != sorted(there["users"][name])]
     if tags:
         found.append(f"other tags have the users {_names(tags)}")
-    return f"{one} and {other} have the same users and vhosts" if not found else f"{one} and {other} differ: {', '.join(found)}"
+    return f"{one} and {other} have equal users and vhosts" if not found else f"{one} and {other} differ: {', '.join(found)}"
 
 
 def _lacking(those: Any, others: Any) -> str:

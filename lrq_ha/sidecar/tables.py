@@ -338,4 +338,4 @@ class DefinitionsTable(Table):
     management: HttpUrl = Field(
         "http://127.0.0.1:15672", description="the management API of the broker beside this sidecar, whose user needs the tag administrator"
     )
-    interval_s: float = Field(5.0, ge=0.1, description="how often the primary looks for changes, and a backup whether its broker is as it should be")
+    interval_s: float = Field(5.0, gt=0, description="how often the primary looks for changes, and a backup whether its broker is as it should be")
