@@ -50,7 +50,6 @@ class Mirror:
     def owe(self, changes: Changes) -> None:
         """An entry of the log is to be carried out by the next `align`."""
         self._owed |= {key for key in changes.deleted if KINDS[key[0]].replicate in self._kinds}
-        self._owed -= changes.set.keys()
 
     async def apply(self, changes: Changes) -> None:
         """Carries out an entry of the log, on a node that does not lead yet. What fails is owed. Raises ManagementUnavailable."""

@@ -169,9 +169,12 @@ def test_a_backup_is_not_ahead_of_what_it_has_applied(rig: Rig) -> None:
     rig.replica.reached = lambda: 0
     rig.look()
     assert not rig.broker.has
-    asyncio.run(rig.definitions.apply(rig.entries[0], 1))
-    rig.look()
-    assert rig.broker.has.keys() == HAS.keys() - {SHOVEL}, "nor behind what it just applies"
+    rig.note(next(entries_of(Changes({}, frozenset({USER})), REPLICATED)))
+    for sequence, entry in enumerate(rig.entries, 1):
+        rig.replica.reached = lambda before=sequence - 1: before
+        asyncio.run(rig.definitions.apply(entry, sequence))
+        rig.look()
+        assert (USER in rig.broker.has) is (sequence == 1), "nor behind what it just applies"
 
 
 def test_a_vhost_of_the_log_is_made_if_vhosts_are_replicated(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
