@@ -3,7 +3,7 @@
 Rules:
 
 - The primary reads its broker again and again, and appends what has changed. What is missing counts as deleted only after a second look.
-- At the beginning of an epoch the log counts: the new primary's broker gets what it lacks, and what acts by itself. From then on its broker counts.
+- Before an epoch the log counts: the new primary's broker gets what it lacks, and what acts by itself. From then on its broker counts.
 - A backup carries out each entry in log order, and compares its whole broker now and then: what an operator changes there is set back.
 - A management API that does not answer holds nothing up. What was missed is made up for when it answers again.
 - A vhost in which the log has queues is made on a backup before them, even if the entry that sets it comes later.
@@ -102,6 +102,17 @@ class Definitions:
             self._say(str(error))
         else:
             self._say("")
+
+    async def begin(self, epoch: int) -> None:
+        """Makes this node's broker as the log has it, before it leads `epoch`: from then on, what operators change at this broker counts."""
+        if not self._kinds:
+            return
+        try:
+            async with self._lock:
+                await self._mirror.align(self._logged.rows, self._kinds & self._logged.kinds, leads=True)
+                self._aligned = epoch
+        except LrqError as error:
+            self._say(str(error))
 
     def _followed(self) -> int:
         """The epoch that this node follows; 0: none."""

@@ -82,6 +82,7 @@ TICK_S = 0.05
 WINDOW_MESSAGES_MAX = 4_000
 WINDOW_BYTES_MAX = 32 << 20
 SLOW_STEP_S = 5.0
+DEFINITIONS_WAIT_S = 1.0  # they are set while queues are written, and go on after that
 
 
 @dataclass(frozen=True)
@@ -328,6 +329,7 @@ class Incarnation:
         marks = [self._taking_since, time.monotonic()]
         self._replica.given_out.took_over(self._node.log.end, given)
         self._replica.begin_epoch(epoch)
+        definitions = self._life.spawn(self.definitions.begin(epoch))
         steps = (
             ("queues are written", self._applier.drained),
             ("the sweeper ends", self._sweeper.take_over),
@@ -336,6 +338,8 @@ class Incarnation:
         for what, step in steps:
             await self._watched(what, self._life.spawn(step()))
             marks.append(time.monotonic())
+        await self._life.wait(definitions, DEFINITIONS_WAIT_S)
+        marks[-1] = time.monotonic()
         took_ms = (*(1000 * (end - begin) for begin, end in pairwise(marks)), 1000 * (marks[-1] - marks[0]))
         text = "recovered: epoch taken in %.0f ms, queues written in %.0f, sweeper ended in %.0f, configuration set up in %.0f; %.0f ms in all"
         log.info(text, *took_ms)

@@ -197,6 +197,30 @@ def test_a_change_on_a_backup_is_set_back(lab: Lab, name: str) -> None:
     assert f"user '{name}'" in lab.nodes[backup].log.read_text()
 
 
+def test_what_is_changed_while_a_sidecar_is_down_is_set_back(lab: Lab, name: str) -> None:
+    """On either node; and a backup that is rebuilt has all of it again."""
+    primary, backup = in_sync(lab)
+    change(lab, primary, a_login(name, name))
+    publish(login_url(lab.nodes[primary].door, name, name), "kept", 30)
+    eventually("the user on the backup", lambda: ("permissions", name, name) in listed(lab, backup))
+    before = listed(lab, primary)
+    for node in (primary, backup):
+        lab.kill(f"{node}.sidecar")
+        change(lab, node, {("users", f"{name}.{node}"): canonical({"password": "x", "tags": []})}, [("users", name)])
+        lab.start(f"{node}.sidecar")
+    primary, backup = in_sync(lab)
+    eventually("the user on both", lambda: all(listed(lab, node).items() >= before.items() for node in (primary, backup)))
+    eventually("what only the primary has", lambda: ("users", f"{name}.{primary}") in listed(lab, backup))
+    command("definitions", "take", backup, lab=lab)
+    same(lab)
+    code, said = command("reinit", backup, "--discard", lab=lab)
+    assert code == 0, said
+    change(lab, backup, deletes=[("users", name), ("vhosts", name)])
+    assert in_sync(lab, applied=True) == (primary, backup)
+    same(lab)
+    assert depth(login_url(lab.nodes[backup].broker, name, name), "kept") == 30
+
+
 def test_messages_go_on_while_the_management_is_down(lab: Lab, name: str) -> None:
     primary, backup = in_sync(lab)
     for node in (primary, backup):

@@ -91,6 +91,17 @@ def test_a_new_primarys_broker_gets_what_it_lacks_before_its_own_count(rig: Rig)
     assert rig.broker.has == rig.logged.rows == HAS | {OTHER: EMPTY}
 
 
+def test_what_an_operator_deletes_as_soon_as_the_node_leads_counts(rig: Rig) -> None:
+    rig.has(HAS)
+    rig.replica.active = False
+    asyncio.run(rig.definitions.begin(rig.node.leading))
+    assert rig.broker.has == HAS
+    rig.replica.active = True
+    del rig.broker.has[USER]
+    assert rig.look() == 1
+    assert USER not in rig.logged.rows
+
+
 def test_what_a_new_primarys_broker_refuses_is_not_deleted_from_the_log(rig: Rig) -> None:
     rig.has(HAS)
     rig.broker.refuses[USER] = "too long"

@@ -145,7 +145,8 @@ def test_what_operators_set_is_in_the_next_checkpoint_unless_it_fell_out_of_the_
     entry = replica.index.checkpoint(LogState(), renewal=False).SerializeToString()
     again = Alone().replica
     again.index.restore(13, pb.Checkpoint.FromString(entry))
-    assert (again.index.broker_objects.kinds, again.index.broker_objects.rows) == ({"users"}, {("users", "one"): "{}"})
+    assert again.index.broker_objects.kinds == {"users"}
+    assert again.index.broker_objects.rows == {("users", "one"): "{}"}
 
 
 def test_how_long_a_queue_is_to_be_is_not_known_any_more_when_it_was_deleted() -> None:
