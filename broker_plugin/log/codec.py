@@ -27,7 +27,7 @@ T = TypeVar("T")
 # The version that this node writes in the log and speaks to other nodes, and the oldest that it understands. A new kind
 # of entry, record or message needs a new number, as does a field that must be understood. Other fields may be passed
 # over.
-PROTOCOL, PROTOCOL_MIN = 1, 1
+PROTOCOL, PROTOCOL_MIN = 2, 1
 WRITER = pb.Writer(software=__version__, protocol=PROTOCOL)
 RUN_THE_NEWER = "Upgrade this node (docs/operations/maintenance.md)"
 

@@ -14,6 +14,7 @@ from lrq_ha.errors import LrqError
 from lrq_ha.replication.roles import Role
 from lrq_ha.replication.settings import id_of_unnamed
 
+from .definitions import compare_logins
 from .list_nodes import Asking, Report, Target, add_command, ask_all, find_targets, named, primary_of, say_if_several, tell
 
 #: A renewal takes as long as the queues are deep.
@@ -173,7 +174,12 @@ def _switchover(args: argparse.Namespace) -> int:
     targets = find_targets(args)
     group = find_group(targets, named(args.node, targets).group if args.node else args.group)
     body = {"node": args.node, "timeout_s": args.timeout, "force": args.force, "dry_run": args.dry_run}
-    print(tell(_primary(group), "switchover", body, args.timeout))
+    primary = _primary(group)
+    answer = tell(primary, "switchover", body, args.timeout)
+    if args.dry_run:
+        others = [target for target in group if target != primary and args.node in (None, target.name)]
+        answer = f"{answer}; {compare_logins(primary, others)}"
+    print(answer)
     return 0
 
 

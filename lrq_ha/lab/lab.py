@@ -48,7 +48,8 @@ class Lab:
         sites: Destination groups of each group; all others if it is None.
         brokers_only: Leave out the sidecars; their ports are still allotted and their configurations written.
         vhosts: More vhosts, on which both users have all rights.
-        plugins: Broker plugins to enable.
+        plugins: Broker plugins to enable; rabbitmq_management listens on a port of its own.
+        definitions: What operators set at a broker that the sidecars replicate, as "users"; needs rabbitmq_management.
         tls: Doors take TLS only, and all connections of the sidecars use TLS; see `authority`.
         proxy_protocol: The brokers expect the PROXY protocol from every client.
         door: More keys of every sidecar's [door].
@@ -61,7 +62,8 @@ class Lab:
 
     def __init__(self, groups: Mapping[str, int], directory: Path | None = None, broker: str | None = None,
                  sites: Mapping[str, Sequence[str]] | None = None, *, brokers_only: bool = False,
-                 vhosts: Sequence[str] = (), plugins: Sequence[str] = (), tls: bool = False, proxy_protocol: bool = False,
+                 vhosts: Sequence[str] = (), plugins: Sequence[str] = (), definitions: Sequence[str] = (),
+                 tls: bool = False, proxy_protocol: bool = False,
                  door: Mapping[str, Any] | None = None, settings: Mapping[str, str] | None = None) -> None:
         _check_groups(groups, sites or {})
         self._groups = dict(groups)
@@ -71,6 +73,7 @@ class Lab:
         self._temporary = self._claimed = directory is None
         self.directory = (directory or Path(tempfile.mkdtemp(prefix="lrq-lab-"))).absolute()
         self._brokers_only, self._vhosts, self._plugins = brokers_only, vhosts, plugins
+        self._definitions = definitions
         self._tls, self._proxied, self._door = tls, proxy_protocol, dict(door or {})
         self._settings = dict(settings or {})
         self.authority: Authority | None = None
@@ -167,7 +170,7 @@ class Lab:
         for plan in self._plans.values():
             files.write_broker(plan, self._installation, passwords, self._vhosts, self._plugins, cookie, self._settings)
             files.write_sidecar(plan, [peer for peer in self._of(plan.group) if peer is not plan],
-                                {site: self._of(site) for site in self._sites[plan.group]}, passwords, self._door)
+                                {site: self._of(site) for site in self._sites[plan.group]}, passwords, self._door, self._definitions)
             self.nodes[plan.name] = LabNode(
                 plan.name, plan.group, plan.url(plan.door_port, files.APP_USER, passwords),
                 plan.url(plan.broker_port, files.APP_USER, passwords), f"http://127.0.0.1:{plan.http_port}",
@@ -175,7 +178,7 @@ class Lab:
 
     def _plan(self, name: str, number: int, group: str, ports: Iterator[int], epmd_port: int) -> files.NodePlan:
         plan = files.NodePlan(name, number, group, self.directory / name, next(ports), next(ports), next(ports), next(ports), epmd_port,
-                              proxied=self._proxied)
+                              management_port=next(ports) if "rabbitmq_management" in self._plugins else 0, proxied=self._proxied)
         if not self._tls:
             return plan
         self.authority = self.authority or Authority(self.directory / "certificates")

@@ -160,7 +160,7 @@ class Batch(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., first: _Optional[int] = ..., count: _Optional[int] = ..., previous_epoch: _Optional[int] = ..., timestamp_us: _Optional[int] = ..., runs: _Optional[_Iterable[_Union[Run, _Mapping]]] = ...) -> None: ...
 
 class Run(_message.Message):
-    __slots__ = ("enqueues", "dequeue", "reject", "moved", "refused", "purge", "topology", "transmission", "reception", "members", "marker", "checkpoint", "status", "tally", "renewed", "moving", "demand", "commit")
+    __slots__ = ("enqueues", "dequeue", "reject", "moved", "refused", "purge", "topology", "transmission", "reception", "members", "marker", "checkpoint", "status", "tally", "renewed", "moving", "demand", "commit", "definitions")
     ENQUEUES_FIELD_NUMBER: _ClassVar[int]
     DEQUEUE_FIELD_NUMBER: _ClassVar[int]
     REJECT_FIELD_NUMBER: _ClassVar[int]
@@ -179,6 +179,7 @@ class Run(_message.Message):
     MOVING_FIELD_NUMBER: _ClassVar[int]
     DEMAND_FIELD_NUMBER: _ClassVar[int]
     COMMIT_FIELD_NUMBER: _ClassVar[int]
+    DEFINITIONS_FIELD_NUMBER: _ClassVar[int]
     enqueues: Enqueues
     dequeue: Dequeue
     reject: Dequeue
@@ -197,7 +198,8 @@ class Run(_message.Message):
     moving: Moving
     demand: Demand
     commit: Commit
-    def __init__(self, enqueues: _Optional[_Union[Enqueues, _Mapping]] = ..., dequeue: _Optional[_Union[Dequeue, _Mapping]] = ..., reject: _Optional[_Union[Dequeue, _Mapping]] = ..., moved: _Optional[_Union[Moved, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., purge: _Optional[_Union[Purge, _Mapping]] = ..., topology: _Optional[_Union[Topology, _Mapping]] = ..., transmission: _Optional[_Union[Transmission, _Mapping]] = ..., reception: _Optional[_Union[Reception, _Mapping]] = ..., members: _Optional[_Union[Members, _Mapping]] = ..., marker: _Optional[_Union[Marker, _Mapping]] = ..., checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ..., status: _Optional[_Union[StatusEntry, _Mapping]] = ..., tally: _Optional[_Union[Tally, _Mapping]] = ..., renewed: _Optional[_Union[Renewed, _Mapping]] = ..., moving: _Optional[_Union[Moving, _Mapping]] = ..., demand: _Optional[_Union[Demand, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ...) -> None: ...
+    definitions: DefinitionsChange
+    def __init__(self, enqueues: _Optional[_Union[Enqueues, _Mapping]] = ..., dequeue: _Optional[_Union[Dequeue, _Mapping]] = ..., reject: _Optional[_Union[Dequeue, _Mapping]] = ..., moved: _Optional[_Union[Moved, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., purge: _Optional[_Union[Purge, _Mapping]] = ..., topology: _Optional[_Union[Topology, _Mapping]] = ..., transmission: _Optional[_Union[Transmission, _Mapping]] = ..., reception: _Optional[_Union[Reception, _Mapping]] = ..., members: _Optional[_Union[Members, _Mapping]] = ..., marker: _Optional[_Union[Marker, _Mapping]] = ..., checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ..., status: _Optional[_Union[StatusEntry, _Mapping]] = ..., tally: _Optional[_Union[Tally, _Mapping]] = ..., renewed: _Optional[_Union[Renewed, _Mapping]] = ..., moving: _Optional[_Union[Moving, _Mapping]] = ..., demand: _Optional[_Union[Demand, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., definitions: _Optional[_Union[DefinitionsChange, _Mapping]] = ...) -> None: ...
 
 class Enqueues(_message.Message):
     __slots__ = ("vhost", "channel", "frames", "lengths", "producer", "id_first")
@@ -347,6 +349,24 @@ class StatusEntry(_message.Message):
     id: int
     def __init__(self, body: _Optional[bytes] = ..., producer: _Optional[str] = ..., id: _Optional[int] = ...) -> None: ...
 
+class DefinitionsChange(_message.Message):
+    __slots__ = ("kinds", "set", "deleted")
+    KINDS_FIELD_NUMBER: _ClassVar[int]
+    SET_FIELD_NUMBER: _ClassVar[int]
+    DELETED_FIELD_NUMBER: _ClassVar[int]
+    kinds: _containers.RepeatedScalarFieldContainer[str]
+    set: _containers.RepeatedCompositeFieldContainer[BrokerObject]
+    deleted: _containers.RepeatedCompositeFieldContainer[BrokerObject]
+    def __init__(self, kinds: _Optional[_Iterable[str]] = ..., set: _Optional[_Iterable[_Union[BrokerObject, _Mapping]]] = ..., deleted: _Optional[_Iterable[_Union[BrokerObject, _Mapping]]] = ...) -> None: ...
+
+class BrokerObject(_message.Message):
+    __slots__ = ("key", "value")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    key: _containers.RepeatedScalarFieldContainer[str]
+    value: str
+    def __init__(self, key: _Optional[_Iterable[str]] = ..., value: _Optional[str] = ...) -> None: ...
+
 class Members(_message.Message):
     __slots__ = ("nodes",)
     NODES_FIELD_NUMBER: _ClassVar[int]
@@ -372,7 +392,7 @@ class Marker(_message.Message):
     def __init__(self, nodes: _Optional[_Iterable[int]] = ..., writer: _Optional[_Union[Writer, _Mapping]] = ..., log_id: _Optional[bytes] = ...) -> None: ...
 
 class Checkpoint(_message.Message):
-    __slots__ = ("epochs", "sets", "producers", "received", "statuses", "auto_delete_exchanges", "renewal", "renewals", "marks", "moving", "definitions", "writer", "log_id", "commits")
+    __slots__ = ("epochs", "sets", "producers", "received", "statuses", "auto_delete_exchanges", "renewal", "renewals", "marks", "moving", "definitions", "writer", "log_id", "commits", "broker_objects")
     EPOCHS_FIELD_NUMBER: _ClassVar[int]
     SETS_FIELD_NUMBER: _ClassVar[int]
     PRODUCERS_FIELD_NUMBER: _ClassVar[int]
@@ -387,6 +407,7 @@ class Checkpoint(_message.Message):
     WRITER_FIELD_NUMBER: _ClassVar[int]
     LOG_ID_FIELD_NUMBER: _ClassVar[int]
     COMMITS_FIELD_NUMBER: _ClassVar[int]
+    BROKER_OBJECTS_FIELD_NUMBER: _ClassVar[int]
     epochs: _containers.RepeatedCompositeFieldContainer[EpochStart]
     sets: _containers.RepeatedCompositeFieldContainer[SetEntry]
     producers: _containers.RepeatedCompositeFieldContainer[ProducerRanges]
@@ -401,7 +422,8 @@ class Checkpoint(_message.Message):
     writer: Writer
     log_id: bytes
     commits: _containers.RepeatedCompositeFieldContainer[Commit]
-    def __init__(self, epochs: _Optional[_Iterable[_Union[EpochStart, _Mapping]]] = ..., sets: _Optional[_Iterable[_Union[SetEntry, _Mapping]]] = ..., producers: _Optional[_Iterable[_Union[ProducerRanges, _Mapping]]] = ..., received: _Optional[_Iterable[_Union[ReceiveState, _Mapping]]] = ..., statuses: _Optional[_Iterable[_Union[KeptStatus, _Mapping]]] = ..., auto_delete_exchanges: _Optional[_Iterable[_Union[Topology, _Mapping]]] = ..., renewal: _Optional[bool] = ..., renewals: _Optional[_Iterable[_Union[Renewal, _Mapping]]] = ..., marks: _Optional[_Iterable[_Union[LogMark, _Mapping]]] = ..., moving: _Optional[_Iterable[_Union[MovingQueue, _Mapping]]] = ..., definitions: _Optional[bytes] = ..., writer: _Optional[_Union[Writer, _Mapping]] = ..., log_id: _Optional[bytes] = ..., commits: _Optional[_Iterable[_Union[Commit, _Mapping]]] = ...) -> None: ...
+    broker_objects: DefinitionsChange
+    def __init__(self, epochs: _Optional[_Iterable[_Union[EpochStart, _Mapping]]] = ..., sets: _Optional[_Iterable[_Union[SetEntry, _Mapping]]] = ..., producers: _Optional[_Iterable[_Union[ProducerRanges, _Mapping]]] = ..., received: _Optional[_Iterable[_Union[ReceiveState, _Mapping]]] = ..., statuses: _Optional[_Iterable[_Union[KeptStatus, _Mapping]]] = ..., auto_delete_exchanges: _Optional[_Iterable[_Union[Topology, _Mapping]]] = ..., renewal: _Optional[bool] = ..., renewals: _Optional[_Iterable[_Union[Renewal, _Mapping]]] = ..., marks: _Optional[_Iterable[_Union[LogMark, _Mapping]]] = ..., moving: _Optional[_Iterable[_Union[MovingQueue, _Mapping]]] = ..., definitions: _Optional[bytes] = ..., writer: _Optional[_Union[Writer, _Mapping]] = ..., log_id: _Optional[bytes] = ..., commits: _Optional[_Iterable[_Union[Commit, _Mapping]]] = ..., broker_objects: _Optional[_Union[DefinitionsChange, _Mapping]] = ...) -> None: ...
 
 class Definitions(_message.Message):
     __slots__ = ("rows",)

@@ -39,6 +39,7 @@ from .tables import (
     SECRET,
     BrokerTable,
     CertificateUser,
+    DefinitionsTable,
     DoorTable,
     DoorTlsTable,
     HttpTable,
@@ -75,6 +76,9 @@ class Config(Table):
     sites: list[SiteTable] = Field(default=[], description="the groups that this one sends log entries to")
     replication: ReplicationTable = Field(default_factory=lambda: ReplicationTable.model_validate({}))
     receive: ReceiveTable = Field(default_factory=lambda: ReceiveTable.model_validate({}), description="the queues for the application's receivers")
+    definitions: DefinitionsTable = Field(
+        default_factory=lambda: DefinitionsTable.model_validate({}), description="users, permissions, policies and so on, from the primary's broker"
+    )
     tls: TlsTable = Field(default_factory=lambda: TlsTable.model_validate({}), description="for connections made to amqps:// addresses")
     interceptors: dict[Name, plugins.Settings] = Field(default={}, description="what else is told of clients' messages, by name")
 
@@ -345,6 +349,7 @@ _TABLES: tuple[tuple[str, type[BaseModel]], ...] = (
     ("[[sites]]", SiteTable),
     ("[replication]", ReplicationTable),
     ("[receive]", ReceiveTable),
+    ("[definitions]", DefinitionsTable),
     ("[tls]", TlsTable),
     ("# [interceptors.audit]", plugins.Settings),
 )

@@ -61,6 +61,7 @@ from lrq_ha.routing.names import ROUTING_VHOST
 
 from .config import Config
 from .counts import Counts
+from .definitions import Definitions
 from .node.client_drain import ClientDrain
 from .node.core import Core
 from .node.log_writer import LogWriter
@@ -82,6 +83,7 @@ TICK_S = 0.05
 WINDOW_MESSAGES_MAX = 4_000
 WINDOW_BYTES_MAX = 32 << 20
 SLOW_STEP_S = 5.0
+DEFINITIONS_WAIT_S = 1.0  # they are set while queues are written, and go on after that
 
 
 @dataclass(frozen=True)
@@ -116,7 +118,7 @@ class Incarnation:
 
     Attributes:
         defers_to: For the next incarnation.
-        orders, renewals, full_syncs, status: The operators' interface.
+        orders, renewals, full_syncs, definitions, status: The operators' interface.
     """
 
     def __init__(self, config: Config, door: Door, before: Kept | None = None) -> None:
@@ -153,6 +155,7 @@ class Incarnation:
             sites=self._sites,
             keeper=self._keeper,
             applier=self._applier,
+            definitions=self.definitions,
         )
         self._effects: dict[type, Callable[[Any], None]] = {
             WriteBatch: self._write_batch,
@@ -177,6 +180,8 @@ class Incarnation:
         settings = config.replication
         views = ViewWriter(self._replica, self._log.streams, self._sites, self._keeper)
         self._rights = BrokerRights(self._replica, self._broker, lambda: self._applier.wake())
+        self.definitions = Definitions(config, self._core)
+        self._rights.provide = self.definitions.provide_vhost
         self._sweeper = Sweeper(self._replica, self._broker)
         self._configured = PartialQueues(self._replica, self._broker)
         self._applier = Applier(
@@ -191,6 +196,7 @@ class Incarnation:
             window_bytes_max=WINDOW_BYTES_MAX,
             on_follow=self._configured.unbind,
             may_write=self._rights.look,
+            set_objects=self.definitions.apply,
             doubt=before.doubt,
             refused=before.refused,
         )
@@ -241,7 +247,7 @@ class Incarnation:
             self._door.host = self._receiving
             self._core.feed(Opened(self._replica.progress.tracker.applied, self._log.streams.lost_host and self._node.log.end > 0))
             strays = Strays(self._replica, self._broker)
-            parts = (self._log, self._log.watch, self._rights, strays, self._applier, self._sweeper, self._configured)
+            parts = (self._log, self._log.watch, self._rights, strays, self._applier, self._sweeper, self._configured, self.definitions)
             for body in (self._ticks(), *(part.run() for part in parts)):
                 self._life.spawn(body)
             self._sending.start()
@@ -256,6 +262,7 @@ class Incarnation:
             finally:
                 await self._life.stop()
                 self._configured.abort()
+                await self.definitions.close()
                 try:
                     if rebuilt and self._log.streams.begins_anew:
                         await wipe(self._log.streams, self._broker, self._node.log, self._replica.declared.definitions)
@@ -328,6 +335,7 @@ class Incarnation:
         marks = [self._taking_since, time.monotonic()]
         self._replica.given_out.took_over(self._node.log.end, given)
         self._replica.begin_epoch(epoch)
+        definitions = self._life.spawn(self.definitions.begin(epoch))
         steps = (
             ("queues are written", self._applier.drained),
             ("the sweeper ends", self._sweeper.take_over),
@@ -336,6 +344,8 @@ class Incarnation:
         for what, step in steps:
             await self._watched(what, self._life.spawn(step()))
             marks.append(time.monotonic())
+        await self._life.wait(definitions, DEFINITIONS_WAIT_S)
+        marks[-1] = time.monotonic()
         took_ms = (*(1000 * (end - begin) for begin, end in pairwise(marks)), 1000 * (marks[-1] - marks[0]))
         text = "recovered: epoch taken in %.0f ms, queues written in %.0f, sweeper ended in %.0f, configuration set up in %.0f; %.0f ms in all"
         log.info(text, *took_ms)

@@ -170,6 +170,8 @@ class Process:
     async def switchover(self, node: str | None, timeout_s: float, force: bool, dry_run: bool) -> tuple[bool, str]:
         """Hands over to a backup, in order."""
         [number] = [0] if node is None else self._numbers(node)
+        if not dry_run:
+            await self._running().definitions.look()  # what an operator has changed a moment ago
         return await self._running().orders.switchover(number, timeout_s, force=force, dry_run=dry_run)
 
     async def demote(self, timeout_s: float, force: bool, dry_run: bool) -> tuple[bool, str]:
@@ -185,6 +187,18 @@ class Process:
     ) -> tuple[bool, str]:
         """Demands full syncs of a client."""
         return self._running().full_syncs.resync(client, sites, to_all, source, reason, dry_run)
+
+    async def definitions(self) -> dict[str, Any]:
+        """The vhosts and users of this node's broker."""
+        return await self._running().definitions.names()
+
+    async def compare_definitions(self) -> list[dict[str, str]]:
+        """The differences between this node's broker and the log."""
+        return await self._running().definitions.compare()
+
+    async def take_definitions(self, dry_run: bool) -> tuple[bool, str]:
+        """Makes this node's broker as the log has it."""
+        return await self._running().definitions.take(dry_run)
 
     async def pause(self, paused: bool) -> tuple[bool, str]:
         """Stops or resumes automatic epochs."""

@@ -14,6 +14,7 @@ from lrq_ha.replication.roles import Role
 from lrq_ha.routing import names
 from lrq_ha.routing.statuses import CLIENTS_MAX
 
+from .definitions import Definitions
 from .node.client_drain import ClientDrain
 from .node.core import Core
 from .node.log_growth import LogGrowth
@@ -31,7 +32,7 @@ class Status:
     """The status of an incarnation.
 
     Args:
-        core, own_log, sending, receiving, turning_away, sites, keeper, applier: Parts of the incarnation.
+        core, own_log, sending, receiving, turning_away, sites, keeper, applier, definitions: Parts of the incarnation.
 
     Attributes:
         since: Unix time since when the node has its role.
@@ -48,6 +49,7 @@ class Status:
         sites: Sites,
         keeper: SnapshotKeeper,
         applier: Applier,
+        definitions: Definitions,
     ) -> None:
         self.since = time.time()
         self._node = core.node
@@ -59,6 +61,7 @@ class Status:
         self._sites = sites
         self._keeper = keeper
         self._applier = applier
+        self._definitions = definitions
         self._growth = LogGrowth()
         self._leader_growth = (0, LogGrowth())  # of the primary's log, and the epoch in which this node heard of it
 
@@ -129,6 +132,7 @@ class Status:
             "applied_record_bytes": self._log.record_bytes,
             "paused": node.paused,
             "lacks": node.lacks,
+            "definitions": self._definitions.tell(),
             "mode": "strict" if node.settings.strict else "available",
             "diverged_from": node.tail_from if node.role is Role.DIVERGED else None,
         }
@@ -174,7 +178,8 @@ class Status:
     def _troubles(self) -> str:
         """Faults of the broker, full queues, actions under way, obstacles between nodes, and nodes that a primary's log may leave behind."""
         node = self._node
-        broker = (self._blocked(), node.lacks, self._applier.full(), self._log.record_trouble(), self._log.size_trouble())
+        own_log, definitions = (self._log.record_trouble(), self._log.size_trouble()), self._definitions.trouble()
+        broker = (self._blocked(), node.lacks, self._applier.full(), *own_log, definitions)
         if node.leading:
             behind = "; ".join(filter(None, map(self._log.watch.trouble, node.peers)))
             doing, how_far = self._turning_away.busy, self._turning_away.progress()

@@ -11,6 +11,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInf
 
 from broker_plugin.amqp import content_assembly, content_header, frames
 from broker_plugin.amqp.tls import Verify, Version
+from broker_plugin.definitions.objects import REPLICATED
 from lrq_ha import urls
 from lrq_ha.replication.levels import ALLOWED, BadLevel, Level, Levels
 from lrq_ha.routing.names import NAME_RULE, is_name
@@ -77,6 +78,12 @@ def _levels(value: dict[str, str]) -> dict[str, str]:
     return value
 
 
+def _kind(value: str) -> str:
+    if value not in REPLICATED:
+        raise ValueError(f"must be one of {', '.join(REPLICATED)}")
+    return value
+
+
 Listen = Annotated[str, AfterValidator(_listen)]
 ListenIfAny = Annotated[str, AfterValidator(_listen_if_any)]
 AmqpUrl = Annotated[str, AfterValidator(_amqp)]
@@ -84,6 +91,7 @@ HttpUrl = Annotated[str, AfterValidator(_http)]
 File = Annotated[str, AfterValidator(_file)]
 Pattern = Annotated[str, AfterValidator(_pattern)]
 Name = Annotated[str, AfterValidator(_name)]
+Kind = Annotated[str, AfterValidator(_kind)]
 #: A log has room for this many of the largest messages or transactions, at least: a checkpoint stands in each quarter of it.
 LARGEST_PER_LOG = 8
 RECEIVE_BYTES_MIN = 1 << 20
@@ -229,7 +237,8 @@ class DoorTable(Table):
 class HttpTable(Table):
     listen: Listen = Field(description="status and operators' commands")
     token_file: File = Field(
-        "", description="has the token that commands and GET /tail need, and that `lrq-ha --config` sends to all nodes; a second line: the old "
+        "", description="has the token that commands, GET /tail and GET /definitions need, and that `lrq-ha --config` sends to all nodes; a second "
+        "line: the old "
         "token, which is accepted, too; empty: whoever reaches listen may give commands"
     )
     probes: ListenIfAny = Field("", description="a second address, for load balancers and Prometheus: probes and /metrics only, without TLS")
@@ -343,3 +352,15 @@ class ReplicationTable(Table):
         So a log that has lost its beginning still holds a checkpoint from which on it is complete.
         """
         return self.log_bytes_max // 4
+
+
+class DefinitionsTable(Table):
+    replicate: list[Kind] = Field(
+        default=[],
+        description="what operators set at the primary's broker and the backups' brokers get, equal on all nodes: "
+        f"{', '.join(REPLICATED)}; empty: each broker has its own",
+    )
+    management: HttpUrl = Field(
+        "http://127.0.0.1:15672", description="the management API of the broker beside this sidecar, whose user needs the tag administrator"
+    )
+    interval_s: float = Field(5.0, gt=0, description="how often the primary looks for changes, and a backup whether its broker is as it should be")

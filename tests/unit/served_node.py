@@ -37,6 +37,8 @@ class Node:
         self.primary: str | None = "e1"
         self.closed_because = self.blocked = ""
         self.lag: dict[str, float] | None = None
+        self.vhosts, self.users = ["/"], {"app": ["management"]}
+        self.differences: list[dict[str, str]] = []
 
     def status(self) -> dict[str, Any]:
         if self.error:
@@ -57,6 +59,18 @@ class Node:
 
     def levels(self) -> list[dict[str, str]]:
         return [{"vhost": "/", "queue": "orders", "level": "all"}]
+
+    async def definitions(self) -> dict[str, Any]:
+        if self.error:
+            raise self.error
+        return {"node": self.name, "vhosts": self.vhosts, "users": self.users}
+
+    async def compare_definitions(self) -> list[dict[str, str]]:
+        return self.differences
+
+    async def take_definitions(self, dry_run: bool) -> tuple[bool, str]:
+        self.told.append(("take", dry_run))
+        return self.answer
 
     async def promote(self, down: list[str], force: bool, dry_run: bool) -> tuple[bool, str]:
         self.told.append(("promote", down, force, dry_run))

@@ -490,3 +490,43 @@ def test_remove_is_told_to_the_primary(serve: Callable[[Node], Node], tmp_path: 
     e1.role = Role.CATCH_UP
     assert main(["remove", "e2", *options]) == 1
     assert "group east has no primary that answers" in capsys.readouterr().err
+
+
+# ---- definitions -----------------------------------------------------------------------------------------------------
+
+
+def test_differing_definitions_are_listed_and_taken(serve: Callable[[Node], Node], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    e2 = serve(Node("e2"))
+    options = lab(tmp_path, e2)
+    assert main(["definitions", "diff", "e2", *options]) == 0
+    assert capsys.readouterr().out == "e2 has what the log has\n"
+    e2.differences = [{"object": "user 'a\nb'", "how": "is here only"}]
+    assert main(["definitions", "diff", "e2", *options]) == 1
+    assert capsys.readouterr().out == "user 'a\\x0ab' is here only\n"
+    assert main(["definitions", "take", "e2", "--dry-run", *options]) == 0
+    assert main(["definitions", "take", "e2", *options]) == 0
+    assert e2.told == [("take", True), ("take", False)]
+    e2.answer = False, "e2 is primary"
+    assert main(["definitions", "take", "e2", *options]) == 1
+    assert main(["definitions", "diff", "e2", *lab(tmp_path, Node("e2"))]) == 1
+    assert "e2 does not answer" in capsys.readouterr().err
+
+
+def test_a_dry_switchover_names_logins_that_only_one_node_has(
+    serve: Callable[[Node], Node], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    e1, e2, e3 = serve(Node("e1", Role.ACTIVE)), serve(Node("e2")), serve(Node("e3"))
+    options = lab(tmp_path, e1, e2, e3)
+    e1.users, e2.vhosts = {"app": ["b", "management"], "new": []}, ["/", "old"]
+    assert main(["switchover", "--dry-run", *options]) == 0
+    said = capsys.readouterr().out
+    assert "e1 and e2 differ: only e2 has the vhosts 'old', only e1 has the users 'new', other tags have the users 'app'" in said
+    assert "e1 and e3 differ: only e1 has the users 'new'" in said
+    e1.users = e2.users
+    assert main(["switchover", "e3", "--dry-run", *options]) == 0
+    assert capsys.readouterr().out == "done; e1 and e3 have equal users and vhosts\n"
+    e3.error = LrqError("its broker's management API is not reachable")
+    assert main(["switchover", "e3", "--dry-run", *options]) == 0
+    assert "users and vhosts of e3 were not compared: its broker's management API is not reachable" in capsys.readouterr().out
+    assert main(["switchover", "e2", *options]) == 0
+    assert capsys.readouterr().out == "done\n", "it is compared before, not in the end"

@@ -25,7 +25,7 @@ from lrq_ha.replication.roles import Role
 from lrq_ha.sidecar.config import load, unprotected
 from lrq_ha.sidecar.http import listener
 from lrq_ha.sidecar.http.commands import COMMANDS
-from lrq_ha.sidecar.http.server import HttpServer
+from lrq_ha.sidecar.http.server import PROTECTED, HttpServer
 from lrq_ha.sidecar.http.tokens import TokenFile, read_tokens
 
 NEW, OLD, WRONG = "new-0123456789abcdef", "old-0123456789abcdef", "bad-0123456789abcdef"
@@ -60,7 +60,7 @@ def test_without_the_token_no_command_is_taken(serve: Callable[..., Node], tmp_p
             code, answer = call(f"{node.url}/{name}", b'{"paused": true}', **headers)
             assert code == 401
             assert "--token-file" in answer["text"]
-        assert call(f"{node.url}/tail", None, **headers)[0] == 401
+        assert [call(f"{node.url}{path}", None, **headers)[0] for path in PROTECTED] == [401] * len(PROTECTED)
     assert node.told == []
     assert ordered(node, **bearer(NEW)) == ordered(node, authorization=f"bearer {NEW}") == 200
     assert node.told == [("pause", True)] * 2
@@ -138,7 +138,7 @@ def test_the_second_address_has_the_probes_only(serve: Callable[..., Node], tmp_
     assert call(f"{other}/primary")[0] == call(f"{node.url}/primary")[0] == 200
     for name in COMMANDS:
         assert call(f"{other}/{name}", b"{}", **bearer(NEW))[0] in (404, 405)
-    for path in ("/tail", "/status", "/queues", "/levels"):
+    for path in (*PROTECTED, "/status", "/queues", "/levels"):
         assert call(other + path, None, **bearer(NEW))[0] == 404
     assert node.told == []
     assert call(f"{node.url}/status")[0] == 200

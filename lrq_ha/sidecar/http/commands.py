@@ -8,13 +8,15 @@
                    node may join
     POST /resync   {"client": "orders", "sites": ["west"], "to_all": false, "source": null, "reason": "", "dry_run": false}: a full sync of a client,
                    for sites or for all (at the source), or from a source (at the sink)
+    POST /definitions/take  {"dry_run": false}: a backup's broker gets the primary's definitions, and loses those that the primary's lacks
     POST /pause    {"paused": true}: no node takes an epoch by itself; false: nodes do again
     POST /reinit   {"force": false, "dry_run": false}: deletes the node's data; the node follows with an empty log
 
 Rules:
 
 - A command is answered {"ok", "text"}: 200 done, 409 refused, 400 a body that cannot be used; an unusable body changes nothing.
-- A body's keys are checked by the command's table. COMMANDS has the tables; each command is the method of Source that has its name.
+- A body's keys are checked by the command's table. COMMANDS has the tables; each command is the method of Source that has its name, or that METHODS
+  names.
 - A body has BODY_TIMEOUT_S to arrive, and BODY_BYTES_MAX bytes.
 """
 
@@ -85,8 +87,9 @@ _PAUSE = {"paused": _Key("true or false", _is_bool, required=True)}
 _REINIT = {"force": _FORCE, "dry_run": _DRY_RUN}
 COMMANDS: Mapping[str, dict[str, _Key]] = {
     "promote": _PROMOTE, "remove": _REMOVE, "switchover": _SWITCHOVER, "demote": _DEMOTE, "renew": _RENEW, "resync": _RESYNC, "pause": _PAUSE,
-    "reinit": _REINIT,
+    "reinit": _REINIT, "definitions/take": {"dry_run": _DRY_RUN},
 }  # fmt: skip
+METHODS = {"definitions/take": "take_definitions"}
 
 
 class BadBody(LrqError):
@@ -99,7 +102,7 @@ def handle_command(source: Source, name: str) -> Callable[[web.Request], Awaitab
     async def handle(request: web.Request) -> web.Response:
         body = await _read_body(request, COMMANDS[name])
         try:
-            ok, text = await getattr(source, name)(**body)
+            ok, text = await getattr(source, METHODS.get(name, name))(**body)
         except LrqError as error:
             ok, text = False, str(error)
         return answer(200 if ok else 409, text)

@@ -4,6 +4,8 @@
     GET  /queues   names of the receive queues here, a JSON list; 503 where it may lack some: on a node that is not primary and no in-sync backup that
                    hears it
     GET  /levels   the queues that the log knows, each with its level: {"vhost", "queue", "level"}, a JSON list; 503 before the log is read
+    GET  /definitions       the vhosts and users of this node's broker: {"node", "vhosts", "users": {name: tags}}; 503 without its management API
+    GET  /definitions/diff  what this broker's users, policies and so on differ in from the log's: {"object", "how"}, a JSON list
     GET  /tail     the entries that a diverged node refuses to drop, as JSON lines
     GET  /metrics  for Prometheus, as text or OpenMetrics by the header Accept: see `metrics`
     GET  /primary, /ready and others: see `probes`; HEAD and OPTIONS are answered with these codes, too
@@ -15,7 +17,7 @@ Rules:
 - The last line of a tail says that the tail is whole ("kind": "end"), or names the error ("error").
 - No web page can send a command: a command needs the content type application/json, which a page of another origin cannot send unasked, and no header
   Origin, which a page of this origin has (its name may have been made to lead here). A request with that header is answered 403.
-- Where there is a token, commands and /tail need it: 401. The second address has the probes and /metrics only, and needs none.
+- Where there is a token, commands and PROTECTED need it: 401. The second address has the probes and /metrics only, and needs none.
 """
 
 from __future__ import annotations
@@ -42,6 +44,8 @@ log = logging.getLogger("lrq_ha.http")
 
 #: The last line of a tail: without it, entries are missing.
 END_OF_TAIL = b'{"kind": "end"}\n'
+#: Paths that need the token, as messages and names of users do; beside commands.
+PROTECTED = ("/tail", "/definitions", "/definitions/diff")
 WATCH_INTERVAL_S = 1.0
 NEEDS_TOKEN = (
     "this needs the node's token, as `Authorization: Bearer TOKEN`; lrq-ha takes it from the file in --token-file, or in http.token_file of --config"
@@ -56,7 +60,7 @@ class HttpServer:
         source: Asked for every request.
         metrics: The content of /metrics; None: it is not served.
         probes_listen: As `listen`, for the probes only; empty: none.
-        tokens: What commands and /tail need; None: nothing.
+        tokens: What commands and PROTECTED need; None: nothing.
         tls: For `listen`; None: without TLS.
     """
 
@@ -122,6 +126,8 @@ class HttpServer:
         self._add_probes(app)
         app.router.add_get("/queues", self._queues)
         app.router.add_get("/levels", self._levels)
+        app.router.add_get("/definitions", self._definitions)
+        app.router.add_get("/definitions/diff", self._compare_definitions)
         app.router.add_get("/tail", self._tail)
         for name in COMMANDS:
             app.router.add_post(f"/{name}", handle_command(self._source, name))
@@ -134,7 +140,7 @@ class HttpServer:
 
     @web.middleware
     async def _require_token(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        protected = request.method == hdrs.METH_POST or request.path == "/tail"
+        protected = request.method == hdrs.METH_POST or request.path in PROTECTED
         if protected and self._tokens and not self._tokens.accepts(request.headers.get(hdrs.AUTHORIZATION, "")):
             return answer(401, NEEDS_TOKEN, **{hdrs.WWW_AUTHENTICATE: "Bearer"})
         return await handler(request)
@@ -170,6 +176,12 @@ class HttpServer:
 
     async def _levels(self, _: web.Request) -> web.Response:
         return web.json_response(self._source.levels())
+
+    async def _definitions(self, _: web.Request) -> web.Response:
+        return web.json_response(await self._source.definitions())
+
+    async def _compare_definitions(self, _: web.Request) -> web.Response:
+        return web.json_response(await self._source.compare_definitions())
 
     async def _tail(self, request: web.Request) -> web.StreamResponse:
         entries = self._source.tail()
