@@ -20,7 +20,7 @@ from typing import Any
 from broker_plugin.definitions.changes import changes_in, entries_of, find_changes
 from broker_plugin.definitions.management import Management
 from broker_plugin.definitions.mirror import Mirror
-from broker_plugin.definitions.objects import Objects, acts_by_itself, in_order, of_kinds, tell_some, told
+from broker_plugin.definitions.objects import Key, Objects, acts_by_itself, in_order, of_kinds, tell_some, told
 from lrq_ha.errors import LrqError
 from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.replication.positions import owner_of
@@ -252,11 +252,12 @@ class Definitions:
         kinds, wanted = self._wanted()
         if not kinds or not self._node.following:
             return False, f"{self._name} follows no primary whose definitions it could take"
+        used: set[Key] = {("vhosts", vhost) for vhost, _ in self._replica.declared.definitions.queues()}
         here = of_kinds((await self._management.read()).objects, kinds)
-        extras = find_changes(here, wanted).deleted
+        extras = find_changes(here, wanted).deleted - used - self._logged.rows.keys()
         what = f"{len(extras)} objects of its broker that the primary's lacks: {tell_some(extras)}" if extras else "nothing"
         if dry_run:
             return True, f"{self._name} would delete {what}"
         async with self._lock:
-            await self._mirror.align(wanted, kinds, leads=False, clear=True)
+            await self._mirror.align(wanted, kinds, leads=False, clear=extras)
         return True, f"{self._name} has deleted {what}"

@@ -37,8 +37,10 @@ class Rig:
         self.wrote = 2  # the node that wrote the log
         log = SimpleNamespace(epoch_at=lambda _sequence: 0x100 + self.wrote)
         self.node = SimpleNamespace(me=1, log=log, leading=0x101, following=False, leader_epoch=0x101)
+        self.declared: dict[tuple[str, str], bytes] = {}
+        catalog = SimpleNamespace(definitions=SimpleNamespace(queues=lambda: self.declared))
         self.replica = SimpleNamespace(
-            active=True, index=SimpleNamespace(broker_objects=self.logged), reached=lambda: len(self.entries), append=self._append
+            active=True, declared=catalog, index=SimpleNamespace(broker_objects=self.logged), reached=lambda: len(self.entries), append=self._append
         )
         core: Any = SimpleNamespace(node=self.node, replica=self.replica)
         config = Config.model_validate({**tomllib.loads(CONFIG), "definitions": {"replicate": list(replicate)}})
@@ -208,6 +210,21 @@ def test_a_vhost_of_the_log_is_made_if_vhosts_are_replicated(rig: Rig, monkeypat
     assert rig.broker.has == {VHOST: HAS[VHOST]}
     rig.broker.down = True
     assert not asyncio.run(rig.definitions.provide_vhost("other"))
+
+
+def test_a_vhost_that_the_log_has_queues_in_is_not_taken_for_an_extra(rig: Rig) -> None:
+    """It may have been made here before the entry that sets it."""
+    rig.follow()
+    rig.has(HAS)
+    other = ("vhosts", "other")
+    rig.broker.has |= {("vhosts", "used"): "{}", other: "{}", OTHER: EMPTY}
+    rig.declared["used", "orders"] = b""
+    assert asyncio.run(rig.definitions.take(True))[1].endswith("delete 2 objects of its broker that the primary's lacks: vhost 'other', user 'other'")
+    assert other in rig.broker.has
+    assert asyncio.run(rig.definitions.take(False))[0]
+    assert rig.broker.has.keys() == HAS.keys() - {SHOVEL} | {("vhosts", "used")}
+    rig.replica.active = True
+    assert not asyncio.run(rig.definitions.take(False))[0], "its own count"
 
 
 def test_what_is_told_has_no_values(rig: Rig) -> None:
