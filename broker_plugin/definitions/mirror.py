@@ -70,14 +70,14 @@ class Mirror:
         log.warning("%s is made here, as the log has queues in it", told(key))
         return True
 
-    async def align(self, wanted: Objects, kinds: Collection[str], *, leads: bool, clear: bool = False) -> Listing:
+    async def align(self, wanted: Objects, kinds: Collection[str], *, leads: bool, clear: Collection[Key] = ()) -> Listing:
         """Brings the broker to the log's state; returns what it has then.
 
         Args:
             wanted: The log's objects.
             kinds: The kinds that the log has.
             leads: This node leads, and has what acts by itself.
-            clear: Delete the extras, too.
+            clear: Extras that are deleted, too.
 
         Raises:
             ManagementUnavailable: The API does not answer.
@@ -85,24 +85,22 @@ class Mirror:
         """
         kinds = self._kinds & frozenset(kinds)
         wanted = of_kinds(wanted, kinds)
-        held_back = set() if leads else {key for key, value in wanted.items() if acts_by_itself(key, value)}
+        held_back: set[Key] = set() if leads else {key for key, value in wanted.items() if acts_by_itself(key, value)}
         here = await self._management.read()
         changes = find_changes(
             of_kinds(here.objects, kinds), {key: value for key, value in wanted.items() if key not in held_back}, self._is_close
         )
-        stopped = {key for key in changes.deleted if key in held_back}
-        extras = changes.deleted - held_back
-        stopped |= extras & self._owed
+        gone = changes.deleted & held_back.union(self._owed, clear)
         for key in self.refused.keys() - changes.set.keys():
             del self.refused[key]
-        await self._delete(stopped | extras if clear else stopped)
+        await self._delete(gone)
         done = await self._set(changes.set)
         self._owed.clear()
         for vhost in {key[1] for key in wanted if key[0] == "vhosts" and key in here.objects} - here.entered:
             await self._management.enter(vhost)
-        if done or stopped:
-            log.warning("set or deleted here, as the log has it: %s", tell_some([*done, *stopped]))
-        if changes.set or stopped or clear:
+        if done or gone:
+            log.warning("set or deleted here, as the log has it: %s", tell_some([*done, *gone]))
+        if changes.set or gone:
             here = await self._management.read()
             for key in done:
                 if here.objects.get(key, wanted[key]) != wanted[key]:

@@ -222,8 +222,9 @@ class Index:
 
     def safe(self, upto: int) -> None:
         """Nothing up to this entry will be cut off."""
-        self.declared.safe(upto, self.filter.reached())
-        self.broker_objects.safe(upto, self.filter.reached())
+        reached = self.filter.reached()
+        self.declared.safe(upto, reached)
+        self.broker_objects.safe(upto, reached)
         self.dedup.safe(upto)
         self.filter.safe(upto)
         self.sink.safe(upto)

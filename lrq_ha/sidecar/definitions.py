@@ -20,9 +20,10 @@ from typing import Any
 from broker_plugin.definitions.changes import changes_in, entries_of, find_changes
 from broker_plugin.definitions.management import Management
 from broker_plugin.definitions.mirror import Mirror
-from broker_plugin.definitions.objects import Objects, acts_by_itself, in_order, of_kinds, tell_some, told
+from broker_plugin.definitions.objects import Key, Objects, acts_by_itself, in_order, of_kinds, tell_some, told
 from lrq_ha.errors import LrqError
 from lrq_ha.proto import lrq_pb2 as pb
+from lrq_ha.replication.positions import owner_of
 
 from .config import Config
 from .node.core import Core
@@ -169,8 +170,11 @@ class Definitions:
     # ---- the applier's ------------------------------------------------------------------------------------------------
 
     async def apply(self, entry: pb.DefinitionsChange, sequence: int) -> None:
-        """Carries out entry `sequence` at this node's broker. A management API that does not answer holds nothing up."""
-        if not self._kinds:
+        """Carries out entry `sequence` at this node's broker. A management API that does not answer holds nothing up.
+
+        An entry that this node itself wrote came from its broker: carried out again, an old deletion would take what is there since.
+        """
+        if not self._kinds or owner_of(self._node.log.epoch_at(sequence)) == self._node.me:
             return
         async with self._lock:
             self._upto = max(self._upto, sequence)
@@ -248,11 +252,12 @@ class Definitions:
         kinds, wanted = self._wanted()
         if not kinds or not self._node.following:
             return False, f"{self._name} follows no primary whose definitions it could take"
+        used: set[Key] = {("vhosts", vhost) for vhost, _ in self._replica.declared.definitions.queues()}
         here = of_kinds((await self._management.read()).objects, kinds)
-        extras = find_changes(here, wanted).deleted
+        extras = find_changes(here, wanted).deleted - used - self._logged.rows.keys()
         what = f"{len(extras)} objects of its broker that the primary's lacks: {tell_some(extras)}" if extras else "nothing"
         if dry_run:
             return True, f"{self._name} would delete {what}"
         async with self._lock:
-            await self._mirror.align(wanted, kinds, leads=False, clear=True)
+            await self._mirror.align(wanted, kinds, leads=False, clear=extras)
         return True, f"{self._name} has deleted {what}"

@@ -109,6 +109,9 @@ def test_each_kind_is_set_changed_and_deleted(lab: Lab, name: str) -> None:
     change(lab, primary, made)
     eventually("all on the backup", lambda: made.keys() <= listed(lab, backup).keys())
     same(lab)
+    secret = value_of(lab, backup, ("users", name))["password_hash"]
+    assert secret
+    assert not [node for node in lab.nodes.values() if secret in node.log.read_text() + json.dumps(lab.status(node.name))]
     before = listed(lab, backup)
     change(lab, primary, other)
     eventually("all changed on the backup", lambda: all(listed(lab, backup)[key] != before[key] for key in made))

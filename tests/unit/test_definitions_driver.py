@@ -34,9 +34,13 @@ class Rig:
         monkeypatch.setattr(definitions, "Management", lambda *_: self.broker)
         self.logged = LoggedObjects()
         self.entries: list[pb.DefinitionsChange] = []
-        self.node = SimpleNamespace(leading=0x101, following=False, leader_epoch=0x101)
+        self.wrote = 2  # the node that wrote the log
+        log = SimpleNamespace(epoch_at=lambda _sequence: 0x100 + self.wrote)
+        self.node = SimpleNamespace(me=1, log=log, leading=0x101, following=False, leader_epoch=0x101)
+        self.declared: dict[tuple[str, str], bytes] = {}
+        catalog = SimpleNamespace(definitions=SimpleNamespace(queues=lambda: self.declared))
         self.replica = SimpleNamespace(
-            active=True, index=SimpleNamespace(broker_objects=self.logged), reached=lambda: len(self.entries), append=self._append
+            active=True, declared=catalog, index=SimpleNamespace(broker_objects=self.logged), reached=lambda: len(self.entries), append=self._append
         )
         core: Any = SimpleNamespace(node=self.node, replica=self.replica)
         config = Config.model_validate({**tomllib.loads(CONFIG), "definitions": {"replicate": list(replicate)}})
@@ -174,6 +178,16 @@ def test_a_backup_follows_entry_by_entry_and_makes_up_for_what_it_has_missed(rig
     assert rig.broker.has.keys() == HAS.keys() - {SHOVEL, USER, RIGHTS} | {OTHER}
 
 
+def test_a_node_does_not_carry_out_again_what_came_from_its_own_broker(rig: Rig) -> None:
+    """Such a deletion, read again at a restart, would take a vhost that was made since."""
+    rig.has(HAS)
+    rig.broker.has |= HAS
+    rig.note(next(entries_of(Changes({}, frozenset({VHOST})), REPLICATED)))
+    for rig.wrote, left in ((1, True), (2, False)):
+        asyncio.run(rig.definitions.apply(rig.entries[1], 2))
+        assert (VHOST in rig.broker.has) is left
+
+
 def test_a_backup_is_not_ahead_of_what_it_has_applied(rig: Rig) -> None:
     rig.follow()
     rig.has(HAS)
@@ -196,6 +210,21 @@ def test_a_vhost_of_the_log_is_made_if_vhosts_are_replicated(rig: Rig, monkeypat
     assert rig.broker.has == {VHOST: HAS[VHOST]}
     rig.broker.down = True
     assert not asyncio.run(rig.definitions.provide_vhost("other"))
+
+
+def test_a_vhost_that_the_log_has_queues_in_is_not_taken_for_an_extra(rig: Rig) -> None:
+    """It may have been made here before the entry that sets it."""
+    rig.follow()
+    rig.has(HAS)
+    other = ("vhosts", "other")
+    rig.broker.has |= {("vhosts", "used"): "{}", other: "{}", OTHER: EMPTY}
+    rig.declared["used", "orders"] = b""
+    assert asyncio.run(rig.definitions.take(True))[1].endswith("delete 2 objects of its broker that the primary's lacks: vhost 'other', user 'other'")
+    assert other in rig.broker.has
+    assert asyncio.run(rig.definitions.take(False))[0]
+    assert rig.broker.has.keys() == HAS.keys() - {SHOVEL} | {("vhosts", "used")}
+    rig.replica.active = True
+    assert not asyncio.run(rig.definitions.take(False))[0], "its own count"
 
 
 def test_what_is_told_has_no_values(rig: Rig) -> None:

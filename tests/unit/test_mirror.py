@@ -69,7 +69,7 @@ class Broker(Management):
 
 
 def align(
-    broker: Broker, mirror: Mirror, wanted: Objects = HAS, *, leads: bool = False, clear: bool = False, kinds: Collection[str] = REPLICATED
+    broker: Broker, mirror: Mirror, wanted: Objects = HAS, *, leads: bool = False, clear: Collection[Key] = (), kinds: Collection[str] = REPLICATED
 ) -> Objects:
     """Brings the broker to the log's state, and asks for nothing when that is done once more."""
     asyncio.run(mirror.align(wanted, kinds, leads=leads, clear=clear))
@@ -106,14 +106,14 @@ def test_what_the_log_lacks_is_kept_and_named_until_an_operator_says_otherwise()
     broker.has[OTHER] = "{}"
     assert OTHER in align(broker, mirror)
     assert mirror.extras == {OTHER}
-    assert OTHER not in align(broker, mirror, clear=True)
+    assert OTHER not in align(broker, mirror, clear={OTHER})
     assert not mirror.extras
 
 
 def test_objects_of_other_kinds_are_left_alone() -> None:
     broker, mirror = made({"vhosts", "policies"})
     broker.has[OTHER] = "{}"
-    assert align(broker, mirror, clear=True, kinds={"vhosts", "users"}) == {VHOST: HAS[VHOST], OTHER: "{}"}
+    assert align(broker, mirror, clear={OTHER}, kinds={"vhosts", "users"}) == {VHOST: HAS[VHOST], OTHER: "{}"}
     asyncio.run(mirror.apply(Changes(HAS, frozenset({OTHER}))))
     assert broker.has.keys() == {VHOST, POLICY, OTHER}
 
