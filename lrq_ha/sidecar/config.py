@@ -136,6 +136,12 @@ class Config(Table):
         table = self.http.tls
         return server_files(table.certificate, table.key, table.ca, table.verify, table.minimum_version) if table else None
 
+    @property
+    def own_certificates(self) -> dict[str, tuple[TlsFiles, str]]:
+        """Of each listener with TLS: its context, and the file of its certificate. Raises TlsError."""
+        listeners = (("door", self.server_tls, self.door.tls), ("http", self.http_tls, self.http.tls))
+        return {name: (files, table.certificate) for name, files, table in listeners if files and table}
+
     @cached_property
     def tokens(self) -> TokenFile | None:
         """The tokens that commands over HTTP need; None if they need none. Raises LrqError."""

@@ -22,6 +22,7 @@ from lrq_ha.errors import LrqError
 from lrq_ha.replication.events import PauseRequest, PromoteRequest, RemoveRequest
 from lrq_ha.replication.settings import id_of_unnamed
 
+from .certificates import Expiries
 from .config import Config
 from .counts import Counts
 from .http.metrics import Metrics, Scrape
@@ -54,6 +55,7 @@ class Process:
         self._counts = Counts()
         self._kept = Kept(counts=self._counts)
         self._ids = {name: node for node, name in config.names.items()}
+        self._expiries = Expiries(config.own_certificates)
         self._http = HttpServer(
             config.http.listen,
             self,
@@ -145,6 +147,7 @@ class Process:
             counts=self._counts,
             peers=[peer.name for peer in self.config.peers],
             log_bytes_max=self.config.replication.log_bytes_max,
+            expiries=self._expiries.read(),
             channels=len(channels),
             consumers=sum(len(channel.consumers) for channel in channels),
             unfinished_bytes=self.door.unfinished.bytes,

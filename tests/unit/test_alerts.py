@@ -121,6 +121,12 @@ CASES = {
         LOG | of("lrq_site_log_left_bytes", f"{51 * MiB}x40", site="west", client="orders"),
         SITE,
     ),
+    "LrqCertificateExpiry": Case(  # the time begins at 0
+        "1h",
+        of("lrq_tls_certificate_expiry_timestamp_seconds", f"{14 * 86_400 + 3_599}x300", listener="door"),
+        of("lrq_tls_certificate_expiry_timestamp_seconds", f"{14 * 86_400 + 3_600}x300", listener="door"),
+        {**NODE, "listener": "door"},
+    ),
     "LrqVersionSkew": Case(
         "25h",
         of("lrq_identity_info", "1x6100", version="0.1") | of("lrq_identity_info", "1x6100", "e2", version="0.2"),

@@ -374,7 +374,7 @@ def test_connections_beyond_the_limit_are_closed_at_once(serve: Callable[..., No
     try:
         states = []
         for connection in held:
-            connection.settimeout(1.0)
+            connection.settimeout(0.3)
             try:
                 states.append(connection.recv(1) == b"")
             except ConnectionResetError:

@@ -270,7 +270,9 @@ def test_a_process_serves_as_its_configuration_says(tmp_path: Path) -> None:
         for address in (f"https://127.0.0.1:{main}", f"http://127.0.0.1:{probes}"):
             with access.open(Request(f"{address}/metrics", headers={"Accept": OPENMETRICS}), TIMEOUT_S) as answer:
                 assert answer.headers["Content-Type"].startswith("application/openmetrics-text")
-                assert 'lrq_node_primary{group="east",node="e1"} 0.0' in answer.read().decode()
+                text = answer.read().decode()
+                assert 'lrq_node_primary{group="east",node="e1"} 0.0' in text
+                assert 'lrq_tls_certificate_expiry_timestamp_seconds{group="east",listener="http",node="e1"}' in text
         assert refused(authorized=False) == 401
         assert refused(authorized=True) == 409, "it is not running"
         assert call(f"http://127.0.0.1:{probes}/pause", b'{"paused": true}', Authorization="Bearer 0123456789abcdef")[0] == 404

@@ -43,6 +43,7 @@ class Scrape:
         counts: Of the process.
         peers: Names of the other nodes that are configured.
         log_bytes_max: Size of the log.
+        expiries: When the certificates of the listeners with TLS expire, Unix time.
         channels, consumers: Of clients.
         unfinished_bytes, client_bytes: Memory of the door: messages of which a part has arrived; bytes for clients that do not keep up.
     """
@@ -51,6 +52,7 @@ class Scrape:
     counts: Counts
     peers: Sequence[str]
     log_bytes_max: int
+    expiries: Mapping[str, float]
     channels: int
     consumers: int
     unfinished_bytes: int
@@ -179,6 +181,10 @@ FAMILIES = (
     Family(
         "lrq_incarnations_total", "counter", "Incarnations that are over: ended; refused: could not start; failed: by an internal error",
         _each(lambda s: {reason: s.counts.incarnations[reason] for reason in ("ended", "refused", "failed")}), ("reason",),
+    ),
+    Family(
+        "lrq_tls_certificate_expiry_timestamp_seconds", "gauge", "Unix time at which a certificate of door or http expires; 0: it has expired",
+        _each(lambda s: s.expiries), ("listener",),
     ),
     # role and set
     Family("lrq_node_role", "gauge", "1 for the role that the node has, 0 for the others", _roles, ("role",)),
