@@ -9,6 +9,7 @@ Usage::
 Rules: `options` and `ranges` are pure; `amqp` alone talks to nodes; `source` is Spark's interface; `tables` uses Spark operations only.
 """
 
+from lrq_ha.spark.pipeline.readers import tables_at
 from lrq_ha.spark.source import LrqDataSource, register
 
-__all__ = ["LrqDataSource", "register"]
+__all__ = ["LrqDataSource", "register", "tables_at"]
