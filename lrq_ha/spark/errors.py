@@ -9,6 +9,10 @@ class OptionError(LrqError, ValueError):
     """An option is unknown, missing, or has a value that is not allowed. Nothing was read."""
 
 
+class OffsetError(LrqError):
+    """The offsets in a query's checkpoint do not fit the queue. Nothing was read."""
+
+
 class DataLoss(LrqError):
     """Transactions that belong to the range are no longer in the queue."""
 

@@ -11,10 +11,12 @@ import re
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import pika
 
 from lrq_ha import urls
+from lrq_ha.replication.positions import Position
 from lrq_ha.routing.names import RECV_PREFIX, ROUTING_VHOST, parse_recv_queue
 from lrq_ha.spark.errors import OptionError
 from lrq_ha.streams.node_connection import address_of
@@ -25,18 +27,35 @@ ALLOWED = {
     "subscribe": "receive queues, comma separated: LRQ_Recv_<client_name>_<remote_id>,…",
     "subscribePattern": "a regular expression that the whole queue name must match; needs option `http`",
     "http": "HTTP addresses of the sidecars, comma separated: http://HOST:PORT,…",
-    "startingOffsets": '"earliest", or JSON {queue: the least source sequence to read} for every queue; -2 means earliest',
+    "startingOffsets": '"earliest", for streaming also "latest", or JSON {queue: the least source sequence to read} for every queue; -2 means '
+    'earliest; for streaming also -1, latest, and {"epoch": E, "sequence": N}, the last position not to read',
     "endingOffsets": '"latest", or JSON {queue: the source sequence before which to stop} for every queue; -1 means latest',
     "minPartitions": "a whole number >= 1",
-    "maxEntriesPerTrigger": "a whole number >= 1 (for streaming; a batch read takes all)",
+    "maxEntriesPerTrigger": "a whole number >= 1: rows of a micro-batch (for streaming; a batch read takes all)",
+    "queueDiscoveryInterval": "a whole number of seconds >= 1 between two looks for queues of subscribePattern (for streaming)",
+    "columns": "names of the columns wanted, comma separated, in their order",
     "failOnDataLoss": "true or false",
     "includeChain": "true or false: adds the columns request_id and restart",
 }
+#: The columns of a read without option `columns`, in their order.
+_PLAIN = ("queue", "source", "client_name", "type", "epoch", "sequence", "transaction", "index", "replication_id", "timestamp", "payload")
+_CHAIN = ("request_id", "restart")  # with `includeChain`
+COLUMNS = (*_PLAIN, *_CHAIN)
+DISCOVERY_INTERVAL_S = 30
 _ADDRESS = {"nodes": r"amqps?://[^/?#].*", "http": r"https?://[^/?#@]+/?"}
+#: Names of other sources' options, and ours for the purpose.
+COUNTERPARTS = {
+    "kafka.bootstrap.servers": "nodes",
+    "maxOffsetsPerTrigger": "maxEntriesPerTrigger",
+    "topic": "subscribe",
+    "assign": "subscribe",
+    "includeHeaders": "includeChain",
+}
 EARLIEST = -2
 LATEST = -1
 
-Sequences = Mapping[str, int] | None  # per queue; None: earliest or latest for every queue
+Bound = int | Position  # a sequence, EARLIEST, LATEST, or the position before the first transaction
+Bounds = Mapping[str, Bound] | int  # per queue, or EARLIEST or LATEST for every queue
 
 
 @dataclass(frozen=True)
@@ -49,8 +68,11 @@ class ReadOptions:
         subscribe: Queues to read, without repeats; empty if `pattern` is set.
         pattern: Regular expression for whole queue names; None if `subscribe` is set.
         http: Sidecars to ask for the list of queues.
-        starting: Least source sequence per queue, or None for earliest.
-        ending: Source sequence per queue before which to stop, or None for latest.
+        starting: Where to begin: a bound per queue, EARLIEST or LATEST.
+        ending: Source sequence per queue before which to stop, or LATEST.
+        max_entries: Rows of a micro-batch; None: no limit.
+        discovery_interval_s: Seconds between two looks for queues that match `pattern`.
+        columns: Names of the columns wanted; empty: all.
         min_partitions: Partitions wanted; there is at least one for each queue with something to read.
         fail_on_data_loss: Whether a retention gap is an error.
         include_chain: Whether the columns `request_id` and `restart` are wanted.
@@ -61,11 +83,19 @@ class ReadOptions:
     subscribe: tuple[str, ...]
     pattern: str | None
     http: tuple[str, ...]
-    starting: Sequences
-    ending: Sequences
+    starting: Bounds
+    ending: Bounds
+    max_entries: int | None
+    discovery_interval_s: int
+    columns: tuple[str, ...]
     min_partitions: int
     fail_on_data_loss: bool
     include_chain: bool
+
+    @property
+    def wanted_columns(self) -> tuple[str, ...]:
+        """The names of the columns of each row, in their order."""
+        return self.columns or (COLUMNS if self.include_chain else _PLAIN)
 
     def addresses(self) -> list[pika.ConnectionParameters]:
         """The nodes, for a connection. Raises OptionError for a PEM file that cannot be used."""
@@ -81,6 +111,9 @@ def parse_options(given: Mapping[str, str]) -> ReadOptions:
     values = {key.lower(): value for key, value in given.items()}
     spelled = {name.lower(): name for name in ALLOWED}
     for key in values:
+        if ours := {name.lower(): name for name in COUNTERPARTS}.get(key):
+            name = COUNTERPARTS[ours]
+            raise OptionError(f"Unknown option {ours} of format lrq", todo=f"The option for it is {name}: {ALLOWED[name]}")
         if key not in spelled:
             raise OptionError(f"Unknown option {key!r} of format lrq", todo=f"Allowed: {', '.join(ALLOWED)}")
 
@@ -109,14 +142,15 @@ def parse_options(given: Mapping[str, str]) -> ReadOptions:
             raise _bad("subscribe", queue)
     if pattern is not None:
         _check_pattern(pattern, http)
-    starting = _sequences("startingOffsets", text("startingOffsets"), "earliest", EARLIEST)
-    ending = _sequences("endingOffsets", text("endingOffsets"), "latest", LATEST)
-    for name, sequences in (("startingOffsets", starting), ("endingOffsets", ending)):
-        if subscribe and sequences is not None and set(sequences) != set(subscribe):
-            raise OptionError(
-                f"{name} names {sorted(sequences)}, subscribe names {sorted(subscribe)}", todo=f"Allowed: {ALLOWED[name]}"
-            )
-    _number("maxEntriesPerTrigger", text("maxEntriesPerTrigger"))  # only checked: there are no micro-batches yet
+    starting = _starting(text("startingOffsets"))
+    ending = _ending(text("endingOffsets"))
+    for name, bounds in (("startingOffsets", starting), ("endingOffsets", ending)):
+        if subscribe and not isinstance(bounds, int) and set(bounds) != set(subscribe):
+            raise OptionError(f"{name} names {sorted(bounds)}, subscribe names {sorted(subscribe)}", todo=f"Allowed: {ALLOWED[name]}")
+    columns = words("columns")
+    for column in columns:
+        if column not in COLUMNS:
+            raise OptionError(f"columns names {column!r}, which is no column of format lrq", todo=f"Allowed: {', '.join(COLUMNS)}")
     return ReadOptions(
         nodes=nodes,
         tls_ca=text("tlsCa"),
@@ -125,6 +159,9 @@ def parse_options(given: Mapping[str, str]) -> ReadOptions:
         http=http,
         starting=starting,
         ending=ending,
+        max_entries=_number("maxEntriesPerTrigger", text("maxEntriesPerTrigger")),
+        discovery_interval_s=_number("queueDiscoveryInterval", text("queueDiscoveryInterval")) or DISCOVERY_INTERVAL_S,
+        columns=columns,
         min_partitions=_number("minPartitions", text("minPartitions")) or 1,
         fail_on_data_loss=_flag("failOnDataLoss", text("failOnDataLoss"), True),
         include_chain=_flag("includeChain", text("includeChain"), False),
@@ -148,14 +185,37 @@ def _check_pattern(pattern: str, http: tuple[str, ...]) -> None:
         )
 
 
-def _sequences(name: str, value: str | None, word: str, number: int) -> Sequences:
-    if value is None or value.strip().lower() == word:
-        return None
+def _starting(value: str | None) -> Bounds:
+    if value is None or (word := value.strip().lower()) == "earliest":
+        return EARLIEST
+    if word == "latest":
+        return LATEST
+    return {queue: _start("startingOffsets", value, bound) for queue, bound in _object("startingOffsets", value).items()}
+
+
+def _start(name: str, value: str, bound: object) -> Bound:
+    if isinstance(bound, dict) and set(bound) == {"epoch", "sequence"} and all(type(n) is int and n >= 0 for n in bound.values()):
+        return Position(bound["epoch"], bound["sequence"])
+    if type(bound) is not int or bound < EARLIEST:
+        raise _bad(name, value)
+    return bound
+
+
+def _ending(value: str | None) -> Bounds:
+    if value is None or value.strip().lower() == "latest":
+        return LATEST
+    bounds = _object("endingOffsets", value)
+    if not all(type(bound) is int and bound >= LATEST for bound in bounds.values()):
+        raise _bad("endingOffsets", value)
+    return bounds
+
+
+def _object(name: str, value: str) -> dict[str, Any]:
     try:
         parsed = json.loads(value)
     except ValueError:
         raise _bad(name, value) from None
-    if not isinstance(parsed, dict) or not all(type(n) is int and (n >= 0 or n == number) for n in parsed.values()):
+    if not isinstance(parsed, dict):
         raise _bad(name, value)
     return parsed
 

@@ -31,10 +31,10 @@ SEQUENCE_MAX = 2**63 - 1
 
 
 class Taken(NamedTuple):
-    """A transaction of the range. `restart`: the chain restarts with it (`previous` is none)."""
+    """The range's own transactions in a message, in order. `restart`: the chain restarts with the first one (`previous` is none)."""
 
-    transaction: pb.ReceivedTransaction
-    restart: bool
+    transactions: Sequence[pb.ReceivedTransaction]
+    restart: bool = False
 
 
 @dataclass(frozen=True)
@@ -75,14 +75,15 @@ class Selection:
 
     def __init__(self, part: Range, stream: Stream, *, strict: bool) -> None:
         self._range = part
+        self._is_whole = (part.least, part.most) == (0, SEQUENCE_MAX)
         self._stream = stream
         self._strict = strict
         self.greatest = part.after
         self.holes: list[str] = []
         self._offset: int | None = None  # of the message before
 
-    def take(self, message: Message, *, same_stream: bool) -> list[Taken]:
-        """The transactions of `message` that belong to the range and were not seen before, in order.
+    def take(self, message: Message, *, same_stream: bool) -> Taken:
+        """The transactions of `message` that belong to the range and were not seen before.
 
         Args:
             message: The next message of the stream.
@@ -99,15 +100,20 @@ class Selection:
             left = f"what is left begins at {message.first}, where the chain starts again"
             self._hole(f"Queue {part.queue} may lack what comes after {self.greatest}: {left}")
         self._offset = message.offset
-        taken = []
-        for number, transaction in enumerate(message.batch.transactions):
+        transactions, starts = message.batch.transactions, message.previous == START
+        if self._is_whole and message.first > self.greatest and (ceiling is None or message.last <= ceiling):
+            self.greatest = message.last
+            return Taken(transactions, starts)
+        taken, numbers = [], []
+        for number, transaction in enumerate(transactions):
             position = position_of(transaction.position)
             if position <= self.greatest:
                 continue
             self.greatest = position
             if (ceiling is None or position <= ceiling) and part.least <= position.sequence <= part.most:
-                taken.append(Taken(transaction, number == 0 and message.previous == START))
-        return taken
+                taken.append(transaction)
+                numbers.append(number)
+        return Taken(taken, starts and numbers[:1] == [0])
 
     def done(self, offset: int, *, same_stream: bool) -> bool:
         """Whether the range ends with the message at `offset`, which was taken."""

@@ -11,6 +11,7 @@ Rules:
 
 from __future__ import annotations
 
+import re
 import ssl
 import time
 from collections import deque
@@ -41,7 +42,8 @@ EMPTY_WAIT_S = 10.0  # no message, and the broker counts none either: its writer
 POLL_S = 0.05
 OFFSET = "x-stream-offset"
 NOT_FOUND = 404
-REFUSED = (403, 530)  # ACCESS_REFUSED; NOT_ALLOWED, as for a vhost that does not exist
+REFUSED = frozenset((403, 530))  # ACCESS_REFUSED; NOT_ALLOWED, as for a vhost that does not exist
+NOT_RUNNING = "running replica"  # in the text of a 406: the broker has just started, and its stream has not
 # Exceptions of pika for a failed connection. ValueError: of a node that dies just after it has taken one.
 NOT_CONNECTED = (AMQPError, AMQPConnectorException, OSError, ValueError)
 
@@ -51,15 +53,22 @@ class NodeConnection:
 
     Attributes:
         address: host:port of the node.
+        empty_wait_s: Seconds that `first` and `tail` wait for a message of a queue that looks empty.
     """
 
-    def __init__(self, connection: Any, address: str) -> None:
+    def __init__(self, connection: Any, address: str, empty_wait_s: float = EMPTY_WAIT_S) -> None:
         self._connection = connection
         self.address = address
+        self.empty_wait_s = empty_wait_s
 
     @classmethod
     def open(
-        cls, nodes: Sequence[pika.ConnectionParameters], name: str, timeout_s: float = CONNECT_TIMEOUT_S, producer: str = ""
+        cls,
+        nodes: Sequence[pika.ConnectionParameters],
+        name: str,
+        timeout_s: float = CONNECT_TIMEOUT_S,
+        producer: str = "",
+        empty_wait_s: float = EMPTY_WAIT_S,
     ) -> NodeConnection:
         """Connects to the first of `nodes` that takes readers; a backup's door refuses them.
 
@@ -68,6 +77,7 @@ class NodeConnection:
             name: Of the connection, for operators.
             timeout_s: How long all nodes are tried, again and again.
             producer: The name with which `publish` publishes.
+            empty_wait_s: The attribute.
 
         Raises:
             NoNode: No node did within `timeout_s`, or every one refused the user.
@@ -81,7 +91,7 @@ class NodeConnection:
                 parameters.client_properties = {"connection_name": name} | ({"lrq_producer": producer} if producer else {})
                 address = f"{parameters.host}:{parameters.port}"
                 try:
-                    return cls(pika.BlockingConnection(parameters), address)
+                    return cls(pika.BlockingConnection(parameters), address, empty_wait_s)
                 except NOT_CONNECTED as error:
                     answers[address] = _answer(error)
                     hopeless = hopeless and _is_hopeless(error)
@@ -194,8 +204,10 @@ class NodeConnection:
     def _look(self, queue: str, where: str) -> Record | None:
         to_end = where == "last"
         with closing(_Consumer(self, queue, where, PREFETCH_MESSAGES if to_end else 1)) as consumer:
-            if not consumer.wait(EMPTY_WAIT_S) and self.count(queue) == 0 and not consumer.wait(0):
-                return None
+            if not consumer.wait(self.empty_wait_s):
+                consumer.settle()
+                if not consumer.waiting and self.count(queue) == 0 and not consumer.wait(0):
+                    return None
             found = consumer.next_record()
             for _ in range(TAIL_ROUNDS_MAX if to_end else 0):
                 while consumer.waiting:
@@ -226,6 +238,8 @@ class NodeConnection:
         except ChannelClosedByBroker as error:
             if error.reply_code == NOT_FOUND:
                 raise MissingQueue(queue) from error
+            if NOT_RUNNING in error.reply_text:
+                raise ConnectionLost(self.address, _answer(error)) from error
             raise QueueRefused(queue, self.address, error.reply_text) from error
         except (AMQPError, OSError) as error:
             raise ConnectionLost(self.address, _answer(error)) from error
@@ -358,9 +372,15 @@ def _parsed(queue: str, record: Record | None) -> Message | None:
 
 
 def _is_hopeless(error: BaseException) -> bool:
-    """Whether the node refused this user or address, so that a retry is of no use."""
-    refusals = ProbableAuthenticationError | ProbableAccessDeniedError | ssl.SSLCertVerificationError
-    return isinstance(error, refusals) or getattr(error, "reply_code", 0) in REFUSED
+    """Whether the node refused this user or address, so that a retry is of no use.
+
+    Pika takes each connection that ends during the login for a refusal. The reply code, which only the text of its error has, tells those of
+    a node that starts, stops or does not lead (320 CONNECTION_FORCED).
+    """
+    if isinstance(error, ProbableAuthenticationError | ProbableAccessDeniedError):
+        code = re.search(r"\((\d{3})\)", str(error))
+        return code is not None and int(code[1]) in REFUSED
+    return isinstance(error, ssl.SSLCertVerificationError) or getattr(error, "reply_code", 0) in REFUSED
 
 
 def _answer(error: BaseException) -> str:

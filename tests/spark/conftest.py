@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import json
 import shutil
+import threading
 from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from typing import Any
 
 import pika
 import pytest
@@ -72,3 +76,24 @@ def receive_queue(writer: pika.BlockingConnection) -> Iterator[Callable[..., Rec
     yield make
     for queue in made:
         queue.delete()
+
+
+@pytest.fixture
+def listing() -> Iterator[tuple[str, list[Any]]]:
+    """Something that answers GET /queues with the first of a list; None: once, as a sidecar that starts does."""
+    answers: list[Any] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            starts = answers[0] is None and answers.pop(0) is None
+            body = json.dumps(answers[0]).encode() if self.path == "/queues" and not starts else b""
+            self.send_response(200 if body else 503)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None: ...
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}", answers
+        server.shutdown()

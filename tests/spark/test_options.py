@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from lrq_ha.replication.positions import Position
 from lrq_ha.spark.errors import OptionError
-from lrq_ha.spark.options import ALLOWED, matching, parse_options
+from lrq_ha.spark.options import ALLOWED, COLUMNS, EARLIEST, LATEST, matching, parse_options
 
 pytestmark = pytest.mark.quick
 
@@ -17,7 +18,7 @@ def test_defaults() -> None:
     options = parse_options(NODES | QUEUE)
     assert options.nodes == ("amqp://u:p@h:1",)
     assert options.subscribe == ("LRQ_Recv_a_east",)
-    assert (options.starting, options.ending) == (None, None)
+    assert (options.starting, options.ending) == (EARLIEST, LATEST)
     assert options.min_partitions == 1
     assert options.fail_on_data_loss
     assert not options.include_chain
@@ -37,7 +38,16 @@ def test_offsets() -> None:
     )
     assert options.starting == {"LRQ_Recv_a_east": 7}
     assert options.ending == {"LRQ_Recv_a_east": -1}
-    assert parse_options(NODES | QUEUE | {"startingOffsets": "Earliest", "endingOffsets": "latest"}).starting is None
+    assert parse_options(NODES | QUEUE | {"startingOffsets": "Earliest", "endingOffsets": "latest"}).starting == EARLIEST
+    assert parse_options(NODES | QUEUE | {"startingOffsets": "latest"}).starting == LATEST
+    given = parse_options(NODES | QUEUE | {"startingOffsets": '{"LRQ_Recv_a_east": {"epoch": 257, "sequence": 9}}'})
+    assert given.starting == {"LRQ_Recv_a_east": Position(257, 9)}
+
+
+def test_columns_are_those_wanted_in_their_order() -> None:
+    assert parse_options(NODES | QUEUE).wanted_columns == COLUMNS[:-2]
+    assert parse_options(NODES | QUEUE | {"includeChain": "true"}).wanted_columns == COLUMNS
+    assert parse_options(NODES | QUEUE | {"columns": "payload, restart"}).wanted_columns == ("payload", "restart")
 
 
 @pytest.mark.parametrize(
@@ -55,11 +65,14 @@ def test_offsets() -> None:
         (NODES | {"subscribePattern": "LRQ_.*"}, "needs option http"),
         (NODES | {"subscribePattern": "(", "http": "http://h:1"}, "no regular expression"),
         (NODES | {"subscribePattern": ".*", "http": "h:1"}, "Address 1 of option http is malformed.*http://HOST"),
-        (NODES | QUEUE | {"startingOffsets": "latest"}, "startingOffsets = 'latest'.*earliest"),
+        (NODES | QUEUE | {"startingOffsets": "newest"}, "startingOffsets = 'newest'.*earliest"),
+        (NODES | QUEUE | {"maxOffsetsPerTrigger": "5"}, "maxOffsetsPerTrigger.*The option for it is maxEntriesPerTrigger"),
+        (NODES | QUEUE | {"columns": "payload,colour"}, "columns names 'colour'.*replication_id"),
+        (NODES | QUEUE | {"startingOffsets": '{"LRQ_Recv_a_east": {"epoch": 257}}'}, "startingOffsets"),
         (NODES | QUEUE | {"startingOffsets": "[1]"}, "startingOffsets"),
         (NODES | QUEUE | {"startingOffsets": '{"LRQ_Recv_a_east": "7"}'}, "startingOffsets"),
         (NODES | QUEUE | {"startingOffsets": '{"LRQ_Recv_a_east": true}'}, "startingOffsets"),
-        (NODES | QUEUE | {"startingOffsets": '{"LRQ_Recv_a_east": -1}'}, "startingOffsets"),
+        (NODES | QUEUE | {"startingOffsets": '{"LRQ_Recv_a_east": -3}'}, "startingOffsets"),
         (NODES | QUEUE | {"startingOffsets": '{"LRQ_Recv_b_east": 1}'}, "LRQ_Recv_b_east.*LRQ_Recv_a_east"),
         (NODES | QUEUE | {"endingOffsets": "earliest"}, "endingOffsets = 'earliest'.*latest"),
         (NODES | QUEUE | {"endingOffsets": '{"LRQ_Recv_a_east": -2}'}, "endingOffsets"),

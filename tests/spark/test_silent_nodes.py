@@ -16,8 +16,9 @@ from lrq_ha.lab import Lab, LabError
 from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.publisher import Publisher
 from lrq_ha.spark.options import ReadOptions, parse_options
+from lrq_ha.spark.planning import plan
 from lrq_ha.spark.ranges import Range
-from lrq_ha.spark.source import plan, read_range
+from lrq_ha.spark.reading import read_range
 from lrq_ha.streams import node_connection
 from lrq_ha.streams.errors import ConnectionLost, MissingQueue
 from lrq_ha.streams.node_connection import NodeConnection
@@ -66,7 +67,7 @@ def test_a_node_that_stands_still_in_mid_range(two: Lab, options: ReadOptions, m
 
     def read() -> None:
         for _, taken in read_range(part, options):
-            given.extend(one.transaction.position.sequence for one in taken)
+            given.extend(one.position.sequence for one in taken.transactions)
             if len(given) == 1_000:
                 two.stop("w1.broker")
 
@@ -96,8 +97,8 @@ def test_a_primary_that_stands_still_is_promoted_over(part: str, tmp_path: Path,
 
         def read() -> None:
             for _, taken in read_range(planned, options):
-                given.extend(one.transaction.replication_id for one in taken)
-                if taken and lab.primary("west") == "w1":
+                given.extend(one.replication_id for one in taken.transactions)
+                if taken.transactions and lab.primary("west") == "w1":
                     lab.stop(f"w1.{part}")
                     take_over(lab)
 
@@ -113,7 +114,7 @@ def until_all_is_there(options: ReadOptions, count: int) -> Range:
     for _ in range(600):
         with suppress(MissingQueue):
             for planned in plan(options):
-                there = sum(one.transaction.type == pb.LOG_ENTRY_SYNC for _, taken in read_range(planned, options) for one in taken)
+                there = sum(one.type == pb.LOG_ENTRY_SYNC for _, taken in read_range(planned, options) for one in taken.transactions)
                 if there == count:
                     return planned
         time.sleep(0.2)

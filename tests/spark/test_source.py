@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -24,11 +23,12 @@ from receive_queues import ReceiveQueue, transaction
 from lrq_ha.errors import MalformedInput
 from lrq_ha.lab import Lab
 from lrq_ha.proto import lrq_pb2 as pb
-from lrq_ha.spark import source as spark_source
+from lrq_ha.spark import reading
 from lrq_ha.spark.errors import DataLoss, OptionError
 from lrq_ha.spark.options import ReadOptions, parse_options
+from lrq_ha.spark.planning import plan
 from lrq_ha.spark.ranges import Taken
-from lrq_ha.spark.source import plan, read_range
+from lrq_ha.spark.reading import read_batches, read_range
 from lrq_ha.streams import node_connection
 from lrq_ha.streams.errors import MissingQueue, NoNode, QueueRefused, StreamSilent
 from lrq_ha.streams.message import Message
@@ -60,7 +60,7 @@ def options_of(nodes: str, *queues: str, **options: str) -> ReadOptions:
     return parse_options({"nodes": nodes, "subscribe": ",".join(queues), **options})
 
 
-def first_range(options: ReadOptions) -> Generator[tuple[Message, list[Taken]], None, None]:
+def first_range(options: ReadOptions) -> Generator[tuple[Message, Taken], None, None]:
     """The messages of the only range; whoever stops in its middle closes it."""
     steps = read_range(plan(options)[0], options)
     assert isinstance(steps, Generator)
@@ -70,7 +70,7 @@ def first_range(options: ReadOptions) -> Generator[tuple[Message, list[Taken]], 
 def sequences(options: ReadOptions) -> list[int]:
     """What all partitions give, without Spark."""
     return [
-        one.transaction.position.sequence for part in plan(options) for _, taken in read_range(part, options) for one in taken
+        one.position.sequence for part in plan(options) for _, taken in read_range(part, options) for one in taken.transactions
     ]
 
 
@@ -150,7 +150,7 @@ def test_one_large_batch_is_given_in_arrow_batches_of_bounded_size(spark: SparkS
     queue = receive_queue()
     queue.write(queue.batch(transaction(1, (b"%d" % n for n in range(25_000)))))
     options = options_of(nodes, queue.name, minPartitions="5")
-    sizes = [len(batch) for part in plan(options) for batch in spark_source._batches(part, options)]
+    sizes = [len(batch) for part in plan(options) for batch in read_batches(part, options)]
     assert sizes == [10_000, 10_000, 5_000]
     frame = read(spark, nodes, queue.name)
     row = frame.selectExpr(
@@ -243,7 +243,7 @@ def test_what_is_trimmed_after_planning(nodes: str, receive_queue: Make) -> None
     with pytest.raises(DataLoss, match=r"lacks what comes after 0\.0"):
         list(read_range(part, strict))
     lenient = replace(strict, fail_on_data_loss=False)
-    assert [one for _, taken in read_range(part, lenient) for one in taken if one.transaction.position.sequence <= 3] == []
+    assert [one for _, taken in read_range(part, lenient) for one in taken.transactions if one.position.sequence <= 3] == []
 
 
 def test_restarts_where_segments_begin(nodes: str, receive_queue: Make) -> None:
@@ -252,7 +252,7 @@ def test_restarts_where_segments_begin(nodes: str, receive_queue: Make) -> None:
     queue.write(*(queue.batch(transaction(n, [b"x" * 100_000]), previous=pb.Position()) for n in range(1, 31)))
     strict = options_of(nodes, queue.name)
     [part] = plan(strict)
-    read = [(message.offset, one.transaction.position.sequence) for message, taken in read_range(part, strict) for one in taken]
+    read = [(message.offset, one.position.sequence) for message, taken in read_range(part, strict) for one in taken.transactions]
     assert [sequence for _, sequence in read] == list(range(1, 31))
     assert read[-1][0] > 29, "offsets did jump"
 
@@ -294,7 +294,7 @@ def test_another_copy_of_the_queue_gives_the_same(nodes: str, receive_queue: Mak
     options = options_of(nodes, here.name, minPartitions="4")
     parts = [replace(part, queue=there.name) for part in plan(options)]
     assert len(parts) == 4
-    given = [one.transaction.position.sequence for part in parts for _, taken in read_range(part, options) for one in taken]
+    given = [one.position.sequence for part in parts for _, taken in read_range(part, options) for one in taken.transactions]
     assert given == list(range(1, 201))
 
 
@@ -308,14 +308,14 @@ def test_another_copy_that_lacks_the_end_is_waited_for(nodes: str, receive_queue
     (planned,) = plan(options)
     part = replace(planned, queue=there.name)
     monkeypatch.setattr(node_connection, "IDLE_TIMEOUT_S", 1.0)
-    monkeypatch.setattr(spark_source, "RECONNECT_TIMEOUT_S", 4.0)
+    monkeypatch.setattr(reading, "RECONNECT_TIMEOUT_S", 4.0)
     with pytest.raises(StreamSilent):
         list(read_range(part, options))
     monkeypatch.undo()
     monkeypatch.setattr(node_connection, "IDLE_TIMEOUT_S", 1.0)
     rest = iter([bodies[60:]])
-    monkeypatch.setattr(spark_source._log, "warning", lambda *_: there.write_burst(next(rest, [])))
-    assert [one.transaction.position.sequence for _, taken in read_range(part, options) for one in taken] == list(range(1, 101))
+    monkeypatch.setattr(reading._log, "warning", lambda *_: there.write_burst(next(rest, [])))
+    assert [one.position.sequence for _, taken in read_range(part, options) for one in taken.transactions] == list(range(1, 101))
 
 
 def test_connections_lost_in_mid_range(lab: Lab, nodes: str, receive_queue: Make) -> None:
@@ -326,7 +326,7 @@ def test_connections_lost_in_mid_range(lab: Lab, nodes: str, receive_queue: Make
     lost = False
     with closing(first_range(options)) as steps:
         for _, taken in steps:
-            given += [one.transaction.position.sequence for one in taken]
+            given += [one.position.sequence for one in taken.transactions]
             if len(given) >= 1_000 and not lost:
                 lab.ctl("w1", "close_all_user_connections", "app", "a test")
                 lost = True
@@ -404,27 +404,6 @@ def test_no_node_takes_us(nodes: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert caught.value.retriable
 
 
-@pytest.fixture
-def listing() -> Iterator[tuple[str, list[Any]]]:
-    """Something that answers GET /queues with the first of a list; None: once, as a sidecar that starts does."""
-    answers: list[Any] = []
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            starts = answers[0] is None and answers.pop(0) is None
-            body = json.dumps(answers[0]).encode() if self.path == "/queues" and not starts else b""
-            self.send_response(200 if body else 503)
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_: object) -> None: ...
-
-    with HTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}", answers
-        server.shutdown()
-
-
 def test_a_pattern_finds_queues(nodes: str, receive_queue: Make, listing: tuple[str, list[Any]]) -> None:
     address, answers = listing
     east, north = receive_queue("east"), receive_queue("north")
@@ -450,10 +429,10 @@ def test_a_queue_that_is_listed_before_it_is_there(
     north.delete()
     answers.append([north.name])
     pattern = parse_options({"nodes": nodes, "http": address, "subscribePattern": "LRQ_Recv_.*_north"})
-    monkeypatch.setattr(spark_source, "RECONNECT_TIMEOUT_S", 2.0)
+    monkeypatch.setattr(reading, "RECONNECT_TIMEOUT_S", 2.0)
     with pytest.raises(MissingQueue):
         plan(pattern)
-    monkeypatch.setattr(spark_source, "RECONNECT_TIMEOUT_S", 60.0)
+    monkeypatch.setattr(reading, "RECONNECT_TIMEOUT_S", 60.0)
 
     def come() -> None:
         time.sleep(1.0)
