@@ -6,10 +6,23 @@ Usage::
     register(spark)
     entries = spark.read.format("lrq").option("nodes", "amqp://…,amqp://…").option("subscribe", "LRQ_Recv_flights_east").load()
 
-Rules: `options` and `ranges` are pure; `amqp` alone talks to nodes; `source` is Spark's interface; `tables` uses Spark operations only.
+Rules: `options`, `ranges` and `offsets` are pure; `source` is Spark's interface; `tables` uses Spark operations only; `pipeline` keeps them on disk.
 """
 
-from lrq_ha.spark.pipeline.readers import tables_at
+from typing import TYPE_CHECKING, Any
+
 from lrq_ha.spark.source import LrqDataSource, register
 
+if TYPE_CHECKING:
+    from lrq_ha.spark.pipeline.readers import tables_at
+
 __all__ = ["LrqDataSource", "register", "tables_at"]
+
+
+def __getattr__(name: str) -> Any:
+    """`tables_at` is loaded when it is asked for: Spark's workers, which import this package, do not need the pipeline."""
+    if name != "tables_at":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from lrq_ha.spark.pipeline.readers import tables_at
+
+    return tables_at

@@ -39,7 +39,7 @@ def decode_lrq_json(payload: Column) -> Column:
     return _content(found["table"], op, rows, error)
 
 
-_DEBEZIUM = "before STRING, after STRING, op STRING, source STRUCT<schema: STRING, table: STRING>"
+_DEBEZIUM = "before STRING, after STRING, op STRING, source STRUCT<schema STRING, table STRING>"
 _DEBEZIUM_OPS = {"c": PUT, "u": PUT, "r": PUT, "d": DELETE, "t": TRUNCATE}
 
 
@@ -48,7 +48,7 @@ def decode_debezium_json(payload: Column) -> Column:
 
     `op` c, u and r put `after`, d deletes `before`, t truncates.
     """
-    text = f"{_DEBEZIUM}, payload STRUCT<{_DEBEZIUM.replace(' S', ': S')}>, {CORRUPT} STRING"
+    text = f"{_DEBEZIUM}, payload STRUCT<{_DEBEZIUM}>, {CORRUPT} STRING"
     found = F.from_json(payload.cast("string"), text, PERMISSIVE)
     event = F.coalesce(found["payload"], F.struct(found["before"], found["after"], found["op"], found["source"]))
     named = F.create_map(*(F.lit(word) for pair in _DEBEZIUM_OPS.items() for word in pair))

@@ -132,8 +132,9 @@ def _transactions(random: Random, length: int) -> Iterator[Transaction]:
         elif current and dice < 0.5:
             yield Transaction(END, epoch, sequence, random.choice(((), _payloads(random))), current)
             current = None
-        elif requests > 1 and dice < 0.56:  # a late row of an older snapshot
-            yield Transaction(random.choice((PART, END)), epoch, sequence, _payloads(random), f"r{random.randint(1, requests - 1)}")
+        elif (older := requests - (current is not None)) and dice < 0.58:  # a late row of an older snapshot, or of one that has ended
+            payloads = _payloads(random) if random.random() < 0.6 else ()
+            yield Transaction(random.choice((PART, PART, END)), epoch, sequence, payloads, f"r{random.randint(1, older)}")
         else:
             yield Transaction(DELTA, epoch, sequence, _payloads(random))
 

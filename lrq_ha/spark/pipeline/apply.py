@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import time
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -73,21 +74,29 @@ class Settings:
 
 @dataclass(frozen=True)
 class Applied:
-    """A version that was made, and what its batch held. `tables`: names of those that were written."""
+    """A version that was made, and what its batch held.
+
+    Attributes:
+        manifest: The version.
+        puts: Rows put, in deltas and in snapshots.
+        deletes: Rows deleted.
+        bad: Bad rows and payloads.
+        tables: Names of the tables that changed.
+        lag_s: Age of the newest transaction when the version was made, by the publisher's clock; None if publishers sent no time.
+    """
 
     manifest: Manifest
-    rows: int
     puts: int
     deletes: int
     bad: int
     tables: tuple[str, ...]
+    lag_s: float | None
 
 
 class TableWriter:
     """Applies batches to the tables under a path; one writer at a time.
 
     Args:
-        spark: The session.
         path: Of the tables; made if it is not there.
         tables: All tables.
         settings: How payloads are read.
@@ -97,8 +106,7 @@ class TableWriter:
         BadVersion: The newest version cannot be read.
     """
 
-    def __init__(self, spark: SparkSession, path: Path, tables: Sequence[Table], settings: Settings = Settings()) -> None:
-        self._spark = spark
+    def __init__(self, path: Path, tables: Sequence[Table], settings: Settings = Settings()) -> None:
         self._path = path.absolute()
         self._settings = settings
         self.manifest = _newest(self._path, settings)
@@ -140,11 +148,15 @@ class TableWriter:
                     f"A payload cannot be applied: {summary.bad.first}; {summary.bad.count} in this batch",
                     todo='Correct the table or the sender, or set on_bad_record = "quarantine" in [run]',
                 )
-            applied = _Version(self._spark, self._path, self.manifest, self._tables, self._settings, changes, summary).write(query, batch)
+            applied = _Version(entries.sparkSession, self._path, self.manifest, self._tables, self._settings, changes, summary).write(query, batch)
         finally:
             changes.unpersist()
         self.manifest = applied.manifest
         return applied
+
+    def summarize_batch(self, entries: DataFrame) -> Changes:
+        """What entries would change; nothing is written."""
+        return summarize_changes(self._decode(entries))
 
     def _decode(self, entries: DataFrame) -> DataFrame:
         settings = self._settings
@@ -217,10 +229,18 @@ class _Version:
         )
         store.commit_version(self._path, manifest, self._new)
         touched = self._summary.touched.values()
-        changed = tuple(name for name in tables if tables[name] != self._before.tables.get(name))
+        had = {name: table.files for name, table in self._before.tables.items()}
+        changed = tuple(name for name, table in tables.items() if table.files != had.get(name, ()))
         bad = self._summary.bad.count if self._summary.bad else 0
-        puts, deletes = sum(one.puts for one in touched), sum(one.deletes for one in touched)
-        return Applied(manifest, puts + deletes + bad, puts, deletes, bad, changed)
+        newest = self._summary.newest_us
+        return Applied(
+            manifest,
+            puts=sum(one.puts for one in touched),
+            deletes=sum(one.deletes for one in touched),
+            bad=bad,
+            tables=changed,
+            lag_s=None if newest is None else round(time.time() - newest / 1e6, 3),
+        )
 
     def _write_table(self, table: Table) -> TableState:
         """Rewrites the buckets of a table that the batch touches."""

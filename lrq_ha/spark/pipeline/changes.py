@@ -5,6 +5,7 @@ A change is a row of the frame that `decode_changes` returns:
     queue, type, epoch, sequence, index     of the payload
     request       ID of the full sync that it is part of; null for deltas
     marker        whether it is a start marker of a full sync
+    time_us       the publisher's clock, in microseconds since 1970; null if it is unknown
     restart       whether the chain starts over with its transaction
     number, row   which row of the payload it is, and the row as JSON in text; null for markers and truncations
     table, op     put, delete or truncate; null for markers, and for what is bad
@@ -65,12 +66,14 @@ class Changes:
         touched: (queue, table) -> what changes.
         bad: None if all could be decoded.
         fields: Table -> fields that are no columns, where the table asks for them.
+        newest_us: The latest time of a transaction, in microseconds since 1970; None if there is none.
     """
 
     queues: Mapping[str, Summary]
     touched: Mapping[tuple[str, str], Touched]
     bad: BadRecords | None
     fields: Mapping[str, frozenset[str]]
+    newest_us: int | None
 
     @property
     def rows(self) -> int:
@@ -106,7 +109,8 @@ def decode_changes(entries: DataFrame, tables: Sequence[Table], decode: Decoder,
     if missing:
         raise ValueError(f"entries lack the columns {missing}: read them with option includeChain = true")
     is_part = F.col("type").isin(*SNAPSHOT_TYPES)
-    places = ("queue", "type", "epoch", "sequence", "index", "request", "restart")
+    places = ("queue", "type", "epoch", "sequence", "index", "request", "restart", "time_us")
+    time_us = F.unix_micros("timestamp") if "timestamp" in entries.columns else F.lit(None).cast("bigint")
     content = F.when(F.col("payload").isNotNull(), decode(F.col("payload")))
     known = F.col("_content.table").isin([table.name for table in tables])
     unknown = F.concat(F.lit("it names the unknown table "), F.col("_content.table"))
@@ -114,6 +118,7 @@ def decode_changes(entries: DataFrame, tables: Sequence[Table], decode: Decoder,
     wanted = F.when(payload_error.isNull() & known, F.col("_content"))
     decoded = (
         entries.withColumn("request", F.when(is_part, F.coalesce("request_id", F.lit(""))))
+        .withColumn("time_us", time_us)
         .select(*places, "payload", content.alias("_content"))
         .select(*places, "payload", payload_error.alias("_payload_error"), wanted.alias("_content"))
         # `_outer`, so that markers stay, and so that the optimizer does not repeat the decoding in filters that it moves down.
@@ -188,6 +193,7 @@ def summarize_changes(changes: DataFrame) -> Changes:
             F.max(position).alias("last"),
             F.min(F.when(F.col("marker"), position)).alias("marker"),
             F.min(F.when(F.col("type") == END, position)).alias("end"),
+            F.max("time_us").alias("newest"),
             F.count("row").alias("rows"),
             F.collect_list(F.when(F.col("op") == TRUNCATE, place_of())).alias("truncations"),
             F.count("error").alias("bad"),
@@ -202,7 +208,8 @@ def summarize_changes(changes: DataFrame) -> Changes:
         queues[group.queue].append(group)
         if group.fields:
             fields[group.table] = fields.get(group.table, frozenset()) | frozenset(group.fields)
-    return Changes({queue: _summary(found) for queue, found in queues.items()}, _touched(groups), _bad_records(groups), fields)
+    newest = max((group.newest for group in groups if group.newest is not None), default=None)
+    return Changes({queue: _summary(found) for queue, found in queues.items()}, _touched(groups), _bad_records(groups), fields, newest)
 
 
 def _summary(groups: Sequence[Row]) -> Summary:

@@ -15,7 +15,7 @@ def added_columns(changes: DataFrame, table: str, fields: Iterable[str]) -> dict
     """Field -> type, for fields of a table's rows that are no columns.
 
     Whole numbers become bigint, other numbers double, true and false boolean. All else, and a field with values of several types, becomes
-    a string with the JSON.
+    a string with the JSON. A field that is null in all rows has no type yet, and is left out.
 
     Args:
         changes: As `decode_changes` returns them.
@@ -23,18 +23,11 @@ def added_columns(changes: DataFrame, table: str, fields: Iterable[str]) -> dict
         fields: Names of the fields.
     """
     names = sorted(fields)
-    row = F.parse_json("row")
-    values = (F.try_variant_get(row, f"$[{_quoted(name)}]", "variant") for name in names)
-    types = [F.schema_of_variant_agg(value).alias(str(number)) for number, value in enumerate(values)]
+    values = F.try_parse_json("row").cast("map<string, variant>")
+    types = [F.schema_of_variant_agg(F.try_element_at(values, F.lit(name))).alias(str(number)) for number, name in enumerate(names)]
     found = changes.where((F.col("table") == table) & F.col("row").isNotNull()).agg(*types).collect()[0]
-    return {name: _column_type(found[number]) for number, name in enumerate(names)}
+    return {name: _column_type(found[number]) for number, name in enumerate(names) if found[number] != "VOID"}
 
 
 def _column_type(kind: str) -> str:
-    if kind.startswith("DECIMAL"):
-        return "double"
-    return COLUMN_TYPES.get(kind, "string")
-
-
-def _quoted(name: str) -> str:
-    return '"' + name.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    return "double" if kind.startswith("DECIMAL") else COLUMN_TYPES.get(kind, "string")
