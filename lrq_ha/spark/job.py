@@ -16,7 +16,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -60,8 +60,8 @@ appender.stderr.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n
 """
 
 
-def session(cores: int = 2, memory: str = "1g") -> SparkSession:
-    """A quiet Spark on this machine alone, reachable from nowhere else. Raises LrqError if there is no Java."""
+def session(cores: int = 2, memory: str = "1g", settings: Mapping[str, str] = {}) -> SparkSession:
+    """A quiet Spark on this machine alone, reachable from nowhere else; `settings` go before its own. Raises LrqError if there is no Java."""
     if not (os.environ.get("JAVA_HOME") or shutil.which("java")):
         raise LrqError("Spark needs Java 17, which is not on this machine", todo="Install it, or say with JAVA_HOME where it is")
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
@@ -70,7 +70,7 @@ def session(cores: int = 2, memory: str = "1g") -> SparkSession:
     log_settings.write_text(LOG_SETTINGS)
     atexit.register(shutil.rmtree, log_settings.parent, ignore_errors=True)
     builder = SparkSession.builder.master(f"local[{cores}]").appName("lrq-ha")
-    settings = {
+    own = {
         "spark.driver.memory": memory,
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
@@ -80,7 +80,7 @@ def session(cores: int = 2, memory: str = "1g") -> SparkSession:
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
     }
-    for name, value in settings.items():
+    for name, value in {**own, **settings}.items():
         builder = builder.config(name, value)
     spark = builder.getOrCreate()
     register(spark)

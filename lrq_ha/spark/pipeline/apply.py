@@ -1,0 +1,381 @@
+"""Applies batches to the tables on disk: one batch, one version.
+
+    1. Rows that were applied before are skipped; the others are decoded, and kept for the steps below.
+    2. Their summary says for each queue which snapshot counts, and which deltas apply (progress.py).
+    3. For each table: the rows of the touched buckets (of none, if a snapshot replaces them), the staged rows of that snapshot and the batch's
+       changes are put together; the last write of each key stays. The result is new files for these buckets; all other files stay as they are.
+    4. Rows of a snapshot that has not ended, and the deltas after its beginning, are staged.
+    5. Bad records are written to the quarantine, or end the job.
+    6. The version is committed.
+
+Nothing but summaries is collected on the driver.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Literal
+from urllib.parse import quote
+
+import pyarrow.parquet as pq
+from pyspark import StorageLevel
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.window import Window
+
+from lrq_ha.spark.decode import DELETE, PUT, Decoder, decode_lrq_json
+from lrq_ha.spark.pipeline import store
+from lrq_ha.spark.pipeline.changes import Changes, bucket_of, decode_changes, place_of, summarize_changes
+from lrq_ha.spark.pipeline.errors import BadRecord, SchemaChanged
+from lrq_ha.spark.pipeline.fields import added_columns
+from lrq_ha.spark.pipeline.manifest import DataFile, Manifest, QueueState, TableState, Writer
+from lrq_ha.spark.pipeline.progress import advance_queue
+from lrq_ha.spark.pipeline.spec import QUEUE, Table, quote_name, reconcile_table, schema_of
+
+STAGED = {
+    QUEUE: "string", "request": "string", "epoch": "bigint", "sequence": "bigint", "index": "int", "number": "int",
+    "table": "string", "op": "string", "row": "string",
+}  # fmt: skip
+QUARANTINED = {
+    QUEUE: "string", "epoch": "bigint", "sequence": "bigint", "index": "int", "number": "int", "error": "string", "payload": "binary",
+}  # fmt: skip
+STAGED_FOLDER, QUARANTINE = "_staged", "_quarantine"
+FAILFAST = {"mode": "FAILFAST"}
+POSITION = "STRUCT<epoch: BIGINT, sequence: BIGINT>"
+PLACE = "STRUCT<stage: INT, epoch: BIGINT, sequence: BIGINT, payload: INT>"
+
+OnBadRecord = Literal["fail", "quarantine"]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How payloads are read.
+
+    Attributes:
+        decode: Decoder of payloads.
+        skip_unknown: Whether payloads for tables that are not defined are left out; else they are bad records.
+        on_bad_record: fail ends the job; quarantine keeps what is bad apart, and applies the rest.
+        need_snapshot: Whether a queue's deltas wait for its first full snapshot.
+    """
+
+    decode: Decoder = decode_lrq_json
+    skip_unknown: bool = False
+    on_bad_record: OnBadRecord = "fail"
+    need_snapshot: bool = True
+
+
+@dataclass(frozen=True)
+class Applied:
+    """A version that was made, and what its batch held.
+
+    Attributes:
+        manifest: The version.
+        puts: Rows put, in deltas and in snapshots.
+        deletes: Rows deleted.
+        bad: Bad rows and payloads.
+        tables: Names of the tables that changed.
+        lag_s: Age of the newest transaction when the version was made, by the publisher's clock; None if publishers sent no time.
+    """
+
+    manifest: Manifest
+    puts: int
+    deletes: int
+    bad: int
+    tables: tuple[str, ...]
+    lag_s: float | None
+
+
+class TableWriter:
+    """Applies batches to the tables under a path; one writer at a time.
+
+    Args:
+        path: Of the tables; made if it is not there.
+        tables: All tables.
+        settings: How payloads are read.
+
+    Raises:
+        SchemaChanged: The tables on disk have other definitions.
+        BadVersion: The newest version cannot be read.
+    """
+
+    def __init__(self, path: Path, tables: Sequence[Table], settings: Settings = Settings()) -> None:
+        self._path = path.absolute()
+        self._settings = settings
+        self.manifest = _newest(self._path, settings)
+        self._tables = {table.name: reconcile_table(table, self.manifest.tables.get(table.name)) for table in tables}
+        gone = self.manifest.tables.keys() - self._tables.keys()
+        if gone:
+            raise SchemaChanged(f"{path} holds the table {min(gone)}, which is not defined", todo="Define it again, or write to another path")
+        if self.manifest.version:
+            store.show_version(self._path, self.manifest)
+
+    def apply_batch(self, entries: DataFrame, *, query: str | None = None, batch: int | None = None) -> Applied | None:
+        """Applies entries, and commits a version.
+
+        Args:
+            entries: Rows of format lrq with includeChain = true, in any order: whole transactions, and for each queue all of those between
+                the first and the last. Those at or below the queue's position are skipped.
+            query: Spark's ID of the streaming query.
+            batch: Spark's number of the batch.
+
+        Returns:
+            What was done; None if the entries hold nothing new.
+
+        Raises:
+            BadRecord: A payload or row cannot be decoded, and on_bad_record is fail.
+            PathTaken: Another job has committed meanwhile. This writer is of no more use.
+        """
+        changes = self._decode(entries).persist(StorageLevel.MEMORY_AND_DISK)
+        try:
+            summary = summarize_changes(changes)
+            if summary.fields:
+                self._add_columns(changes, summary)
+                changes.unpersist()
+                changes = self._decode(entries).persist(StorageLevel.MEMORY_AND_DISK)
+                summary = summarize_changes(changes)
+            if not summary.queues:
+                return None
+            if summary.bad and self._settings.on_bad_record == "fail":
+                raise BadRecord(
+                    f"A payload cannot be applied: {summary.bad.first}; {summary.bad.count} in this batch",
+                    todo='Correct the table or the sender, or set on_bad_record = "quarantine" in [run]',
+                )
+            applied = _Version(entries.sparkSession, self._path, self.manifest, self._tables, self._settings, changes, summary).write(query, batch)
+        finally:
+            changes.unpersist()
+        self.manifest = applied.manifest
+        return applied
+
+    def summarize_batch(self, entries: DataFrame) -> Changes:
+        """What entries would change; nothing is written."""
+        return summarize_changes(self._decode(entries))
+
+    def _decode(self, entries: DataFrame) -> DataFrame:
+        settings = self._settings
+        fresh = skip_applied(entries, self.manifest)
+        return decode_changes(fresh, list(self._tables.values()), settings.decode, skip_unknown=settings.skip_unknown)
+
+    def _add_columns(self, changes: DataFrame, summary: Changes) -> None:
+        for name, fields in summary.fields.items():
+            self._tables[name] = self._tables[name].with_columns(added_columns(changes, name, fields))
+
+
+def _newest(path: Path, settings: Settings) -> Manifest:
+    if not store.list_versions(path):
+        return Manifest(version=0, pipeline=uuid.uuid4().hex, need_snapshot=settings.need_snapshot)
+    found = store.read_version(path)
+    if found.need_snapshot != settings.need_snapshot:
+        raise SchemaChanged(
+            f"{path} was begun with need_snapshot = {str(found.need_snapshot).lower()}", todo="Set it to this value again, or write to another path"
+        )
+    return found
+
+
+def skip_applied(entries: DataFrame, manifest: Manifest) -> DataFrame:
+    """The entries above the position of their queue."""
+    if not manifest.queues:
+        return entries
+    positions = [{QUEUE: name, "_applied": state.position._asdict()} for name, state in manifest.queues.items()]
+    applied = _literal_frame(entries.sparkSession, positions, f"{QUEUE}: STRING, _applied: {POSITION}")
+    is_new = F.col("_applied").isNull() | (F.struct("epoch", "sequence") > F.col("_applied"))
+    return entries.join(F.broadcast(applied), QUEUE, "left").where(is_new).drop("_applied")
+
+
+def _literal_frame(spark: SparkSession, rows: Sequence[Mapping[str, object]], schema: str) -> DataFrame:
+    """A small frame without a Python worker, also over Spark Connect."""
+    return spark.range(1).select(F.inline(F.from_json(F.lit(json.dumps(rows)), f"ARRAY<STRUCT<{schema}>>")))
+
+
+class _Version:
+    """One version in the making."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        path: Path,
+        before: Manifest,
+        tables: Mapping[str, Table],
+        settings: Settings,
+        changes: DataFrame,
+        summary: Changes,
+    ) -> None:
+        self._spark, self._path, self._before, self._tables, self._summary = spark, path, before, tables, summary
+        self._attempt = f"{before.version + 1:08}-{uuid.uuid4().hex[:8]}"
+        self._steps = {
+            queue: advance_queue(before.queues.get(queue), found, need_snapshot=settings.need_snapshot) for queue, found in summary.queues.items()
+        }
+        self._queues = sorted(self._steps)
+        self._changes = changes
+        self._new: list[str] = []
+
+    def write(self, query: str | None, batch: int | None) -> Applied:
+        tables = {name: self._write_table(table) for name, table in self._tables.items()}
+        manifest = Manifest(
+            version=self._before.version + 1,
+            pipeline=self._before.pipeline,
+            need_snapshot=self._before.need_snapshot,
+            queues={**self._before.queues, **self._stage_rows()},
+            tables=tables,
+            quarantine=self._before.quarantine + self._quarantine_rows(),
+            writer=Writer(socket.gethostname(), os.getpid(), datetime.now(UTC).isoformat(timespec="seconds"), query, batch),
+        )
+        store.commit_version(self._path, manifest, self._new)
+        touched = self._summary.touched.values()
+        had = {name: table.files for name, table in self._before.tables.items()}
+        changed = tuple(name for name, table in tables.items() if table.files != had.get(name, ()))
+        bad = self._summary.bad.count if self._summary.bad else 0
+        newest = self._summary.newest_us
+        return Applied(
+            manifest,
+            puts=sum(one.puts for one in touched),
+            deletes=sum(one.deletes for one in touched),
+            bad=bad,
+            tables=changed,
+            lag_s=None if newest is None else round(time.time() - newest / 1e6, 3),
+        )
+
+    def _write_table(self, table: Table) -> TableState:
+        """Rewrites the buckets of a table that the batch touches."""
+        before = self._before.tables.get(table.name, TableState(table.columns, table.key, table.buckets))
+        touched = {queue: self._summary.touched.get((queue, table.name)) for queue in self._queues}
+        replaced = {queue for queue, step in self._steps.items() if step.swap or table.name in step.cuts}
+        buckets = {(queue, bucket) for queue, one in touched.items() if one and self._steps[queue].applies for bucket in one.buckets}
+        kept: list[DataFile] = []
+        read: list[DataFile] = []
+        for file in before.files:
+            if file.queue in replaced:
+                continue
+            (read if (file.queue, file.bucket) in buckets else kept).append(file)
+        staged = [file for step in self._steps.values() if step.swap for file in step.swap.staged]
+        written: tuple[DataFile, ...] = ()
+        if read or staged or buckets or any(one for queue, one in touched.items() if self._steps[queue].swap):
+            rows = self._last_writes(table, read, staged)
+            written = self._write_files(rows, quote(table.name, safe=""))
+        return TableState(table.columns, table.key, table.buckets, (*kept, *written))
+
+    def _last_writes(self, table: Table, read: Sequence[DataFile], staged: Sequence[DataFile]) -> DataFrame:
+        """The rows that stay, with columns _queue and _bucket."""
+        changes = self._applying().select(*STAGED)
+        if staged:
+            changes = changes.unionByName(self._read(staged, STAGED))
+        steps = self._steps_frame(table)
+        place = place_of()
+        uncut = F.col("_cut").isNull() | (place > F.col("_cut"))
+        writes = (
+            changes.where((F.col("table") == table.name) & F.col("op").isin(PUT, DELETE) & F.col("row").isNotNull())
+            .join(F.broadcast(steps), QUEUE)
+            .where(uncut)
+            .select(QUEUE, "_queue", F.struct(place.alias("place"), F.col("number").alias("number")).alias("_order"), "op", "row")
+        )
+        rows = _parse_rows(writes, table)
+        if read:
+            old = self._read(read, table.stored).join(F.broadcast(steps), QUEUE)
+            no_order = F.lit(None).cast(f"STRUCT<place: {PLACE}, number: INT>").alias("_order")  # nulls come last: any write is later
+            rows = rows.unionByName(old.select(QUEUE, "_queue", no_order, F.lit(PUT).alias("op"), *map(_name, table.columns)))
+        latest_first = Window.partitionBy("_queue", "_bucket", *map(_name, table.key)).orderBy(F.col("_order").desc_nulls_last())
+        return (
+            rows.withColumn("_bucket", bucket_of(table))
+            .repartition("_queue", "_bucket")  # all work on a bucket, and its one file, is a single task's
+            .withColumn("_rank", F.row_number().over(latest_first))
+            .where((F.col("_rank") == 1) & (F.col("op") == PUT))
+            .select("_queue", "_bucket", QUEUE, *map(_name, table.columns))
+        )
+
+    def _applying(self) -> DataFrame:
+        """The batch's changes that the tables take: rows of snapshots that ended, and deltas."""
+        position = F.struct("epoch", "sequence")
+        of_swap = (F.col("request") == F.col("_request")) & (position <= F.col("_end"))
+        before = F.col("_before").isNull() | (position < F.col("_before"))
+        delta = F.col("request").isNull() & F.col("_applies") & (position > F.col("_after")) & before
+        return self._changes.join(F.broadcast(self._steps_frame()), QUEUE).where(of_swap | delta)
+
+    def _steps_frame(self, table: Table | None = None) -> DataFrame:
+        """What happens to each queue, as a small frame."""
+        rows = []
+        for number, queue in enumerate(self._queues):
+            step = self._steps[queue]
+            cut = step.cuts.get(table.name) if table else None
+            row = {QUEUE: queue, "_queue": number, "_cut": cut and cut._asdict()}
+            if table is None:
+                row |= {
+                    "_applies": step.applies,
+                    "_after": step.after._asdict(),
+                    "_before": step.before and step.before._asdict(),
+                    "_request": step.swap and step.swap.request,
+                    "_end": step.swap and step.swap.end._asdict(),
+                    "_open": step.state.open and step.state.open.request,
+                    "_begin": step.state.open and step.state.open.begin._asdict(),
+                }
+            rows.append(row)
+        schema = f"{QUEUE}: STRING, _queue: INT"
+        more = f"_applies: BOOLEAN, _after: {POSITION}, _before: {POSITION}, _request: STRING, _end: {POSITION}, _open: STRING, _begin: {POSITION}"
+        return _literal_frame(self._spark, rows, f"{schema}, {more}" if table is None else f"{schema}, _cut: {PLACE}")
+
+    def _stage_rows(self) -> dict[str, QueueState]:
+        """The states of the batch's queues, after the rows that wait for the end of a snapshot were staged."""
+        states = {queue: step.state for queue, step in self._steps.items()}
+        if not any(state.open for state in states.values()):
+            return states
+        waits = (F.col("request") == F.col("_open")) | (F.col("request").isNull() & (F.struct("epoch", "sequence") > F.col("_begin")))
+        rows = self._changes.where(F.col("op").isNotNull()).join(F.broadcast(self._steps_frame()), QUEUE).where(waits)
+        for file in self._write_files(rows.select("_queue", F.lit(0).alias("_bucket"), *STAGED), STAGED_FOLDER):
+            state = states[file.queue]
+            assert state.open is not None
+            states[file.queue] = replace(state, open=replace(state.open, files=(*state.open.files, file)))
+        return states
+
+    def _quarantine_rows(self) -> tuple[DataFile, ...]:
+        if not self._summary.bad:
+            return ()
+        rows = self._changes.where(F.col("error").isNotNull()).join(F.broadcast(self._steps_frame()), QUEUE)
+        return self._write_files(rows.select("_queue", F.lit(0).alias("_bucket"), *QUARANTINED), QUARANTINE)
+
+    def _read(self, files: Sequence[DataFile], columns: Mapping[str, str]) -> DataFrame:
+        return read_files(self._spark, self._path, files, columns)
+
+    def _write_files(self, rows: DataFrame, folder: str) -> tuple[DataFile, ...]:
+        """Writes rows to new files by _queue and _bucket, which are not columns in them."""
+        target = self._path / store.DATA / folder / self._attempt
+        rows.write.partitionBy("_queue", "_bucket").parquet(f"file://{target}")
+        files = []
+        for place in sorted(target.glob("_queue=*/_bucket=*/*.parquet")):
+            number, bucket = (int(part.partition("=")[2]) for part in place.parts[-3:-1])
+            files.append(
+                DataFile(
+                    str(place.relative_to(self._path)), self._queues[number], bucket, pq.read_metadata(place).num_rows, place.stat().st_size
+                )
+            )
+        self._new += [file.path for file in files]
+        return tuple(files)
+
+
+def read_files(spark: SparkSession, path: Path, files: Sequence[DataFile], columns: Mapping[str, str]) -> DataFrame:
+    """Rows of data files; a column that a file lacks is null."""
+    if not files:
+        return spark.range(0).select(*(F.lit(None).cast(kind).alias(name) for name, kind in columns.items()))
+    return spark.read.schema(schema_of(columns)).parquet(*(f"file://{path / file.path}" for file in files))
+
+
+def _parse_rows(writes: DataFrame, table: Table) -> DataFrame:
+    """The values of rows; those of a delete's columns beside the key are null."""
+    is_put = F.col("op") == PUT
+    parsed = writes.select(
+        "*",
+        F.when(is_put, F.from_json("row", table.schema, FAILFAST)).alias("_put"),
+        F.when(~is_put, F.from_json("row", table.key_schema, FAILFAST)).alias("_delete"),
+    )
+    put, delete = F.col("_put"), F.col("_delete")
+    values = ((F.when(is_put, put[name]).otherwise(delete[name]) if name in table.key else put[name]).alias(name) for name in table.columns)
+    return parsed.select(QUEUE, "_queue", "_order", "op", *values)
+
+
+def _name(name: str) -> Column:
+    return F.col(quote_name(name))

@@ -1,0 +1,28 @@
+"""Errors of the pipeline. Rule: nothing of a batch is visible when one of these was raised."""
+
+from __future__ import annotations
+
+from lrq_ha.errors import LrqError
+
+
+class BadVersion(LrqError):
+    """A version's file cannot be used."""
+
+    def __init__(self, path: str, why: str) -> None:
+        super().__init__(f"{path} cannot be used: {why}", todo="Restore it from a backup, or begin with an empty path")
+
+
+class NoVersion(LrqError):
+    """A version is not there (yet, or any more)."""
+
+
+class PathTaken(LrqError):
+    """Another job writes to this path."""
+
+
+class BadRecord(LrqError):
+    """A payload or a row in it cannot be applied."""
+
+
+class SchemaChanged(LrqError):
+    """A table's definition does not go with the tables on disk."""

@@ -1,0 +1,221 @@
+"""The job: a stream of entries -> versions of tables, with one line for each version.
+
+The positions in the newest version say where the stream begins, in every run. Spark's checkpoint serves one run only: nothing but `_versions`
+says what was applied.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
+
+from lrq_ha.errors import LrqError
+from lrq_ha.spark.decode import DECODERS
+from lrq_ha.spark.job import cause, session
+from lrq_ha.spark.options import EARLIEST
+from lrq_ha.spark.pipeline import store
+from lrq_ha.spark.pipeline.apply import Applied, Settings, TableWriter
+from lrq_ha.spark.pipeline.config import Config, parse_interval, read_config, sample
+from lrq_ha.spark.pipeline.errors import SchemaChanged
+from lrq_ha.spark.pipeline.manifest import Manifest
+from lrq_ha.spark.pipeline.spec import Table
+from lrq_ha.spark.planning import discover_queues
+from lrq_ha.spark.source import register
+from lrq_ha.spark.tables import COLUMNS_NEEDED
+
+CLEANING_INTERVAL_S = 60.0
+
+
+def open_session(config: Config) -> SparkSession:
+    """Spark, with the settings of [spark]: of spark-submit or of [spark] spark.master, else in this process."""
+    if "PYSPARK_GATEWAY_PORT" not in os.environ and "spark.master" not in config.spark:
+        return session(settings=config.spark)
+    builder = SparkSession.builder.appName("lrq-ha-pipeline").config("spark.sql.session.timeZone", "UTC")
+    for name, value in config.spark.items():
+        builder = builder.config(name, value)
+    spark = builder.getOrCreate()
+    register(spark)
+    return spark
+
+
+def open_stream(spark: SparkSession, config: Config, manifest: Manifest) -> DataFrame:
+    """The entries above the positions of `manifest`; queues that it does not know are read from their beginning.
+
+    Raises:
+        NoNode: No sidecar lists the queues of subscribePattern.
+    """
+    options = config.read_options
+    starting: dict[str, object] = dict.fromkeys(options.subscribe or discover_queues(options), EARLIEST)
+    starting |= {queue: state.position._asdict() for queue, state in manifest.queues.items() if queue in starting}
+    return (
+        spark.readStream.format("lrq")
+        .options(**config.options)
+        .option("columns", ",".join((*COLUMNS_NEEDED, "timestamp")))
+        .option("startingOffsets", json.dumps(starting))
+        .load()
+    )
+
+
+def open_tables(config: Config) -> list[Table]:
+    """The tables of the configuration; needs a session, which reads their schemas. Raises SchemaChanged."""
+    found = []
+    for name, table in config.tables.items():
+        try:
+            schema = StructType.fromDDL(table.columns)
+        except PySparkException as error:
+            raise SchemaChanged(f"tables.{name}.schema cannot be read: {str(error).strip().splitlines()[0]}") from error
+        if not isinstance(schema, StructType):
+            raise SchemaChanged(f"tables.{name}.schema is no list of columns", todo='Write it as "id BIGINT, name STRING"')
+        columns = {field.name: field.dataType.simpleString() for field in schema.fields}
+        found.append(Table(name, columns, tuple(table.key), table.buckets, table.on_new_column))
+    return found
+
+
+class Job:
+    """One run of a pipeline.
+
+    Args:
+        spark: The session.
+        config: The configuration.
+        say: Gets each line for the operator.
+
+    Raises:
+        SchemaChanged, BadVersion: The tables on disk do not go with the configuration.
+    """
+
+    def __init__(self, spark: SparkSession, config: Config, say: Callable[[str], None]) -> None:
+        self._spark, self._config, self._say = spark, config, say
+        self._path = Path(config.sink.path).absolute()
+        settings = Settings(
+            DECODERS[config.decode.format], config.decode.unknown_table == "ignore", config.run.on_bad_record, config.run.need_snapshot
+        )
+        self._writer = TableWriter(self._path, open_tables(config), settings)
+        self._failed: LrqError | None = None
+        self._clean_at = 0.0
+
+    def run(self, *, interval_s: int | None, dry_run: bool = False) -> None:
+        """Applies what the queues hold.
+
+        Args:
+            interval_s: Seconds between two batches, until the job is stopped; None: ends when what is there now is applied.
+            dry_run: Says what would be applied, and writes nothing.
+
+        Raises:
+            LrqError: A batch cannot be applied.
+            PySparkException: The source, or Spark, failed.
+        """
+        entries = open_stream(self._spark, self._config, self._writer.manifest)
+        batches = entries.writeStream.foreachBatch(self._preview if dry_run else self._apply)
+        trigger = {"availableNow": True} if interval_s is None else {"processingTime": f"{interval_s} seconds"}
+        batches = batches.trigger(**trigger)
+        with tempfile.TemporaryDirectory(prefix="lrq-ha-pipeline-", ignore_cleanup_errors=True) as checkpoint:
+            query = batches.option("checkpointLocation", f"file://{checkpoint}").start()
+            try:
+                query.awaitTermination()
+            except PySparkException as error:
+                raise self._failed or error from error
+            finally:
+                query.stop()
+
+    def _apply(self, entries: DataFrame, batch: int) -> None:
+        began = time.monotonic()
+        try:
+            applied = self._writer.apply_batch(entries, batch=batch)
+            if applied:
+                seconds = time.monotonic() - began
+                store.write_status(self._path, format_status(applied, seconds))
+                self._say(format_line(applied, seconds))
+            if time.monotonic() >= self._clean_at:
+                store.remove_versions(self._path, self._config.sink.keep_versions)
+                self._clean_at = time.monotonic() + CLEANING_INTERVAL_S
+        except LrqError as error:
+            self._failed = error
+            raise
+
+    def _preview(self, entries: DataFrame, batch: int) -> None:
+        found = self._writer.summarize_batch(entries)
+        if not found.queues:
+            return
+        tables = ", ".join(f"{table} of {queue}: {one.puts} put, {one.deletes} deleted" for (queue, table), one in sorted(found.touched.items()))
+        bad = f"; {found.bad.count} bad, the first: {found.bad.first}" if found.bad else ""
+        self._say(f"would apply {found.rows:,} rows ({tables}){bad}")
+
+
+def format_line(applied: Applied, seconds: float) -> str:
+    """What an operator reads of a version."""
+    manifest = applied.manifest
+    lag = f", {applied.lag_s:.1f} s behind" if applied.lag_s is not None else ""
+    bad = f", {applied.bad:,} bad" if applied.bad else ""
+    waiting = [queue for queue, state in manifest.queues.items() if manifest.need_snapshot and state.base is None]
+    waits = f"; waiting for the first full snapshot of {', '.join(waiting)}" if waiting else ""
+    tables = ", ".join(applied.tables) or "no table"
+    return f"version {manifest.version}: {applied.puts:,} put, {applied.deletes:,} deleted{bad}; {tables} in {seconds:.1f} s{lag}{waits}"
+
+
+def format_status(applied: Applied, seconds: float) -> str:
+    """The text of status.json."""
+    manifest = applied.manifest
+    found = {
+        "version": manifest.version,
+        "writer": asdict(manifest.writer) if manifest.writer else None,
+        "put": applied.puts,
+        "deleted": applied.deletes,
+        "bad": applied.bad,
+        "seconds": round(seconds, 3),
+        "lag_s": applied.lag_s,
+        "rows": {name: sum(file.rows for file in table.files) for name, table in manifest.tables.items()},
+        "quarantined": sum(file.rows for file in manifest.quarantine),
+        "queues": {
+            name: {
+                **state.position._asdict(),
+                "has_snapshot": state.base is not None,
+                "open_snapshot": state.open and state.open.request,
+                "deltas_wait": state.hole is not None,
+            }
+            for name, state in manifest.queues.items()
+        },
+    }
+    return json.dumps(found, indent=1) + "\n"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="lrq-ha-pipeline", description="Tables on disk that follow receive queues.")
+    parser.add_argument("config", type=Path, nargs="?", help="the configuration, a TOML file")
+    parser.add_argument("--sample", action="store_true", help="print a configuration with every key")
+    parser.add_argument("--once", action="store_true", help="end when what the queues hold now is applied")
+    parser.add_argument("--interval", metavar="TIME", help='time between two batches, as "30s" (default: interval in [run])')
+    parser.add_argument("--dry-run", action="store_true", help="say what would be applied, and end, and write nothing")
+    given = parser.parse_args(arguments)
+    if given.sample:
+        print(sample(), end="")
+        return 0
+    if given.config is None:
+        parser.error("the path of a configuration is missing")
+    try:
+        interval_s = parse_interval(given.interval) if given.interval else None
+    except ValueError as error:
+        parser.error(f"--interval {error}")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        config = read_config(given.config)
+        interval_s = None if given.once or given.dry_run else interval_s or parse_interval(config.run.interval)
+        with open_session(config) as spark:
+            Job(spark, config, say=lambda line: print(line, file=sys.stderr, flush=True)).run(interval_s=interval_s, dry_run=given.dry_run)
+    except KeyboardInterrupt:
+        return 0
+    except (PySparkException, LrqError, OSError) as error:
+        print(cause(str(error)), file=sys.stderr)
+        return 1
+    return 0
