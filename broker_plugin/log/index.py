@@ -241,6 +241,7 @@ class Index:
             writer=codec.WRITER,
             log_id=self.log_id,
             commits=self.commits.rows(),
+            record=log.record,
             moving=[pb.MovingQueue(vhost=key[0], queue=key[1], before=before) for key, before in self.passes.unfinished().items()],
         )
 

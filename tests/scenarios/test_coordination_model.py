@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
+pytestmark = pytest.mark.proves("G5", "coordination")
+
 NODES = (0, 1, 2)
 STEPS = 60
 LIVES = 1_500
