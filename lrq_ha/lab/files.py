@@ -176,7 +176,7 @@ def epmd_command(installation: Installation, port: int) -> list[str]:
 
 
 def write_sidecar(node: NodePlan, peers: Sequence[NodePlan], sites: Mapping[str, Sequence[NodePlan]], passwords: Mapping[str, str],
-                  door_keys: Mapping[str, Any]) -> None:
+                  door_keys: Mapping[str, Any], coordination: Mapping[str, Any] | None = None) -> None:
     """Writes the sidecar's configuration.
 
     Args:
@@ -185,6 +185,7 @@ def write_sidecar(node: NodePlan, peers: Sequence[NodePlan], sites: Mapping[str,
         sites: Destination groups and their nodes.
         passwords: Password of each user.
         door_keys: More keys of [door].
+        coordination: Keys of [coordination]; None: static coordination.
     """
     def door(other: NodePlan) -> str:
         return other.url(other.door_port, SIDECAR_USER, passwords, other.host)
@@ -200,7 +201,8 @@ def write_sidecar(node: NodePlan, peers: Sequence[NodePlan], sites: Mapping[str,
         *(("[[peers]]", {"name": peer.name, "id": peer.number, "door": door(peer), "http": f"http://{peer.host}:{peer.http_port}"})
           for peer in peers),
         *(("[[sites]]", {"remote_id": site, "doors": [door(other) for other in nodes]}) for site, nodes in sites.items()),
-        ("[replication]", {"coordination": "static", "mode": "available"}),
+        ("[replication]", {"coordination": "static" if coordination is None else "etcd", "mode": "available"}),
+        *([("[coordination]", dict(coordination))] if coordination is not None else []),
     ]
     # JSON's strings, numbers and lists are TOML's too.
     text = "\n".join("\n".join((head, *(f"{key} = {json.dumps(value)}" for key, value in table.items()), "")) for head, table in tables)

@@ -57,7 +57,7 @@ class LeaseCandidate:
             return
         if view is None or node.register_away:
             self._since = None
-            self._say("etcd does not answer: no epoch can be taken")
+            self._say("etcd has not answered: no epoch can be taken")
             return
         record = view.record
         obstacle = self._obstacle(view, now)

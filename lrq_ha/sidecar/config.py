@@ -37,6 +37,7 @@ from .tables import (
     SECRET,
     BrokerTable,
     CertificateUser,
+    CoordinationTable,
     DoorTable,
     DoorTlsTable,
     HttpTable,
@@ -72,6 +73,7 @@ class Config(Table):
     sites: list[SiteTable] = Field(default=[], description="the groups that this one sends log entries to")
     replication: ReplicationTable = Field(default_factory=lambda: ReplicationTable.model_validate({}))
     receive: ReceiveTable = Field(default_factory=lambda: ReceiveTable.model_validate({}), description="the queues for the application's receivers")
+    coordination: CoordinationTable | None = Field(None, description="etcd; with replication.coordination = \"etcd\"")
     tls: TlsTable = Field(default_factory=lambda: TlsTable.model_validate({}), description="for connections made to amqps:// addresses")
     interceptors: dict[Name, plugins.Settings] = Field(default={}, description="what else is told of clients' messages, by name")
 
@@ -88,6 +90,10 @@ class Config(Table):
             raise ValueError(f"the group {self.node.group} cannot be a site of its own")
         if self.replication.expected_backups > len(self.peers):
             raise ValueError(f"replication.expected_backups is {self.replication.expected_backups}, and there are {len(self.peers)} peers")
+        if (self.replication.coordination == "etcd") != (self.coordination is not None):
+            raise ValueError('replication.coordination = "etcd" needs the table [coordination], and "static" has no use for it')
+        if self.coordination is not None and self.replication.restart_alone:
+            raise ValueError('replication.restart_alone has no use with replication.coordination = "etcd": a restarted primary asks etcd')
         for key in ("message_bytes_max", "transaction_bytes_max"):
             largest, log_bytes_max = getattr(self.door, key), self.replication.log_bytes_max
             if log_bytes_max < LARGEST_PER_LOG * largest:
@@ -113,7 +119,8 @@ class Config(Table):
     @cached_property
     def client_tls(self) -> TlsFiles | None:
         """TLS for outgoing connections; None if none uses TLS. Raises TlsError."""
-        if not any(url.startswith("amqps") for url in self._urls):
+        etcd = self.coordination.endpoints if self.coordination else []
+        if not any(url.startswith(("amqps", "https")) for url in (*self._urls, *etcd)):
             return None
         return client_files(self.tls.ca, self.tls.certificate, self.tls.key, self.tls.minimum_version)
 
@@ -175,7 +182,17 @@ class Config(Table):
             local_completion="local" in r.completion.values(),
             software=__version__,
             shared=tuple((key, _shown(getattr(r, key))) for key in SHARED_KEYS),
+            lease_ttl_s=self.coordination.lease_ttl_s if self.coordination else 0.0,
+            priority=self.coordination.priority if self.coordination else 0,
         )
+
+    def etcd_password(self) -> str:
+        """Password of the user in etcd; empty if there is none. Raises ConfigError."""
+        file = self.coordination.password_file if self.coordination else ""
+        try:
+            return Path(file).read_text("utf-8").strip() if file else ""
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"coordination.password_file: {file} cannot be read: {error}") from error
 
 
 def _shown(value: object) -> str:
@@ -250,6 +267,7 @@ def load(path: Path) -> Config:
             getattr(config, attribute)
         except TlsError as error:
             raise ConfigError(f"{path}: {table}: {error.what}", todo=error.todo) from error
+    config.etcd_password()
     try:
         plugins.Interceptors(config.interceptors)
     except LrqError as error:
@@ -288,6 +306,7 @@ _REQUIRED = {
     "door.tls.users.user": '"app"',
     "door.tls.users.password": '"SECRET"',
     "http.listen": '"127.0.0.1:8080"',
+    "coordination.endpoints": '["http://192.0.2.1:2379", "http://192.0.2.2:2379", "http://192.0.2.9:2379"]',
     "peers.name": '"e2"',
     "peers.id": "2",
     "peers.door": '"amqp://lrq:SECRET@192.0.2.2:5673"',
@@ -308,6 +327,7 @@ _TABLES: tuple[tuple[str, type[BaseModel]], ...] = (
     ("[[peers]]", PeerTable),
     ("[[sites]]", SiteTable),
     ("[replication]", ReplicationTable),
+    ("# [coordination]", CoordinationTable),
     ("[receive]", ReceiveTable),
     ("[tls]", TlsTable),
     ("# [interceptors.audit]", plugins.Settings),

@@ -22,6 +22,7 @@ from lrq_ha.replication.events import PauseRequest, PromoteRequest, RemoveReques
 from lrq_ha.replication.settings import id_of_unnamed
 
 from .config import Config
+from .coordination import Coordination
 from .http import HttpServer
 from .incarnation import Incarnation, Kept
 
@@ -49,6 +50,7 @@ class Process:
         self._stands_since = time.time()  # while no incarnation runs: end of the last one, or start of this process
         self._let_in = False  # the broker has taken user and password
         self._kept = Kept()
+        self._coordination = Coordination(config) if config.coordination else None
         self._ids = {name: node for node, name in config.names.items()}
         self._http = HttpServer(config.http.listen, self)
 
@@ -75,6 +77,8 @@ class Process:
         finally:
             await self.door.close()
             await self._http.close()
+            if self._coordination:
+                await self._coordination.close()
         return 0
 
     async def _lives(self) -> None:
@@ -82,7 +86,7 @@ class Process:
         while True:
             began = asyncio.get_running_loop().time()
             try:
-                self.incarnation = incarnation = Incarnation(self.config, self.door, self._kept)
+                self.incarnation = incarnation = Incarnation(self.config, self.door, self._kept, self._coordination)
                 self.problem = await incarnation.run()
                 self._stands_since = time.time()
                 self._let_in = True
@@ -98,6 +102,8 @@ class Process:
             finally:
                 self.incarnation = None
             self._kept = incarnation.kept
+            if self._coordination:
+                await self._coordination.incarnation_over(at_once=bool(self._kept.defers_to) or self._kept.paused)
             if asyncio.get_running_loop().time() - began > 5 or self._kept.defers_to:
                 pause = PAUSE_FIRST_S
             await asyncio.sleep(pause)
@@ -114,6 +120,8 @@ class Process:
         found["sockets"] = self.door.connections
         found["counters"] = dict(self.door.counters)
         found["interceptors"] = self.door.interceptors.status()
+        if self._coordination:
+            found["coordination"] = self._coordination.tell()
         if self.incarnation is not None and self.incarnation.ready:
             return found | self.incarnation.status.tell()
         standing = {"role": "standalone", "reason": self._why_not(), "primary": None, "in_set": False, "paused": self._kept.paused}

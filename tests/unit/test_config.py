@@ -129,7 +129,7 @@ def test_sample_shows_the_true_defaults(tmp_path: Path) -> None:
     ("before", "after", "told"),
     [
         pytest.param("id = 1", "id = 1\nident = 7", ["node.ident", "unknown key", "allowed", "group, id, name"], id="unknown key"),
-        pytest.param("[http]", "[htpp]", ["htpp", "unknown key", "allowed", "broker, door, http"], id="unknown table"),
+        pytest.param("[http]", "[htpp]", ["htpp", "unknown key", "allowed", "broker, coordination, door, http"], id="unknown table"),
         pytest.param("id = 1", 'id = "one"', ["node.id", "'one'", "valid integer"], id="wrong type"),
         pytest.param("id = 1", "id = 256", ["node.id", "256", "less than or equal to 255"], id="id too large"),
         pytest.param("id = 1\n", "", ["node.id", "missing"], id="missing key"),

@@ -61,6 +61,7 @@ class LogWriter:
         memory: Its newest batches.
         checkpoints: Their offsets in it.
         watch: The log's head and its receivers.
+        new_log_id: The log's identity, if it has none yet.
     """
 
     def __init__(self, config: Config, core: Core, life: TaskScope, shut_out: int, on_blocked: Callable[[str], None]) -> None:
@@ -78,6 +79,7 @@ class LogWriter:
         )
         self.memory = RoutingQueue(r.memory_bytes_max)
         self.checkpoints = Checkpoints()
+        self.new_log_id = secrets.token_bytes(LOG_ID_BYTES)
         self.watch = Watch(core.node, r.log_bytes_max, self.streams.reader.head, core.feed)
         self._settings = r
         self._core = core
@@ -148,7 +150,7 @@ class LogWriter:
         if effect.kind is not EntryKind.MARKER:
             return [pb.Run(members=pb.Members(nodes=members))]
         index = self._replica.index
-        index.log_id = index.log_id or secrets.token_bytes(LOG_ID_BYTES)
+        index.log_id = index.log_id or self.new_log_id
         return [pb.Run(marker=pb.Marker(nodes=members, writer=codec.WRITER, log_id=index.log_id))]
 
     def write_fence(self, effect: WriteFence) -> None:
