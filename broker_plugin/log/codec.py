@@ -240,11 +240,12 @@ def _log_to_pb(log: LogState) -> pb.LogState:
         head=log.head,
         base=log.base,
         joining=log.joining,
+        record=log.record,
     )
 
 
 def _log_from_pb(log: pb.LogState) -> LogState:
-    return LogState(log.top, log.end, *history_from_pb(log), log.in_set, log.lost_host, log.head, log.base, log.joining)
+    return LogState(log.top, log.end, *history_from_pb(log), log.in_set, log.lost_host, log.head, log.base, log.joining, record=log.record)
 
 
 def _hello_to_pb(hello: Hello) -> pb.Hello:

@@ -628,7 +628,7 @@ class Control(_message.Message):
     def __init__(self, sender: _Optional[int] = ..., group: _Optional[str] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., prepare: _Optional[_Union[Prepare, _Mapping]] = ..., promise: _Optional[_Union[Promise, _Mapping]] = ..., lead: _Optional[_Union[Lead, _Mapping]] = ..., following: _Optional[_Union[Following, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., superseded: _Optional[_Union[Superseded, _Mapping]] = ..., handover: _Optional[_Union[Handover, _Mapping]] = ...) -> None: ...
 
 class LogState(_message.Message):
-    __slots__ = ("top", "end", "epochs", "sets", "in_set", "lost_host", "head", "base", "joining")
+    __slots__ = ("top", "end", "epochs", "sets", "in_set", "lost_host", "head", "base", "joining", "record")
     TOP_FIELD_NUMBER: _ClassVar[int]
     END_FIELD_NUMBER: _ClassVar[int]
     EPOCHS_FIELD_NUMBER: _ClassVar[int]
@@ -638,6 +638,7 @@ class LogState(_message.Message):
     HEAD_FIELD_NUMBER: _ClassVar[int]
     BASE_FIELD_NUMBER: _ClassVar[int]
     JOINING_FIELD_NUMBER: _ClassVar[int]
+    RECORD_FIELD_NUMBER: _ClassVar[int]
     top: int
     end: int
     epochs: _containers.RepeatedCompositeFieldContainer[EpochStart]
@@ -647,7 +648,8 @@ class LogState(_message.Message):
     head: int
     base: int
     joining: bool
-    def __init__(self, top: _Optional[int] = ..., end: _Optional[int] = ..., epochs: _Optional[_Iterable[_Union[EpochStart, _Mapping]]] = ..., sets: _Optional[_Iterable[_Union[SetEntry, _Mapping]]] = ..., in_set: _Optional[bool] = ..., lost_host: _Optional[bool] = ..., head: _Optional[int] = ..., base: _Optional[int] = ..., joining: _Optional[bool] = ...) -> None: ...
+    record: int
+    def __init__(self, top: _Optional[int] = ..., end: _Optional[int] = ..., epochs: _Optional[_Iterable[_Union[EpochStart, _Mapping]]] = ..., sets: _Optional[_Iterable[_Union[SetEntry, _Mapping]]] = ..., in_set: _Optional[bool] = ..., lost_host: _Optional[bool] = ..., head: _Optional[int] = ..., base: _Optional[int] = ..., joining: _Optional[bool] = ..., record: _Optional[int] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("following", "wants_answer", "name", "role", "log", "leading", "paused", "lacks", "software", "protocol", "protocol_min", "shared", "priority")

@@ -121,6 +121,11 @@ class NodeBase:
         told = (self.paused, self.lacks, settings.software, settings.shared, settings.priority)
         return Hello(self.role, self.state(), self.leading, following, wants_answer, *told)
 
+    @property
+    def record_known(self) -> int:
+        """The newest version of the record in etcd that this log, and those of the nodes that answer, know of."""
+        return max([self.log.record, *(peer.hello.log.record for peer in self.peers.values() if peer.answers and peer.hello)])
+
     def lacking(self) -> dict[int, str]:
         """The nodes, as far as they have been heard, whose brokers lack a feature of the log, and the feature."""
         known = {number: peer.hello.lacks for number, peer in self.peers.items() if peer.hello} | {self.me: self.lacks}

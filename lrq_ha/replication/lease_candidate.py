@@ -89,7 +89,7 @@ class LeaseCandidate:
     def _obstacle(self, view: RegisterView, now: float) -> str | None:
         """Why no epoch is taken by any rule: text for the operator, or "" if another node leads or takes it. None: nothing is in the way."""
         node = self._node
-        if text := went_back(view, node.log):
+        if text := went_back(view, node.log, node.record_known):
             return text
         if view.holder not in (0, node.me):
             return f"{node.name(view.holder)} has the lease in etcd"

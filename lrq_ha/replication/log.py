@@ -70,7 +70,7 @@ class LogState:
         base: Newest CHECKPOINT in the stream behind which everything live stands (R17); 0: none.
         joining: The log began at such a CHECKPOINT and lacks the end of that renewal.
         renewals: (sequence, BatchHeader.renewal) of each begin and end of a renewal; told to no other node.
-        record: As of LogIndex; told to no other node.
+        record: As of LogIndex.
     """
 
     top: int = 0

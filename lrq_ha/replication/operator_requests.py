@@ -94,7 +94,7 @@ class Requests:
             without = 'set replication.coordination = "static" on all nodes, and start their sidecars again'
             return f"etcd does not answer {node.name(node.me)}, so no epoch can be taken: mend etcd, or to go on without it, {without}"
         if view.foreign:
-            return went_back(view, node.log)
+            return went_back(view, node.log, node.record_known)
         if view.holder not in (0, node.me):
             leader = node.name(view.holder)
             return f"{leader} has the lease in etcd, and leads: use switchover, or repeat {node.settings.lease_ttl_s:g} s after it has gone down"
@@ -105,7 +105,7 @@ class Requests:
         node, me, view = self._node, self._node.name(self._node.me), self._node.register
         if view is None or not event.down:
             return ""
-        if text := went_back(view, node.log):
+        if text := went_back(view, node.log, node.record_known):
             return f"{text} Or repeat with --force: what was confirmed without {me} is lost then"
         if view.record and node.me not in view.record.members:
             return f"{me} is not in the set in etcd: what was confirmed without it would be lost. Bring the others back, or repeat with --force"

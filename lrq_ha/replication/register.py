@@ -44,14 +44,20 @@ class RegisterView:
     foreign: bool = False
 
 
-def went_back(view: RegisterView, log: LogIndex) -> str:
-    """E8, as text for the operator: the register is not the newest that this node's log knows of; empty if it may be."""
+def went_back(view: RegisterView, log: LogIndex, version: int) -> str:
+    """E8, as text for the operator: the register is not the newest that is known; empty if it may be.
+
+    Args:
+        view: The register.
+        log: This node's log.
+        version: The newest version of the record that this log, and those of the nodes that answer, know of.
+    """
     record = view.record
     if view.foreign:
         return "etcd has the record of another group under this name: give each group its own name, or another [coordination] namespace"
     todo = "once all nodes answer, run lrq-ha promote NODE"
     if record is None:
-        return f"etcd has no record of this group, and this node's log knows of one: was etcd emptied? Then, {todo}" if log.record else ""
-    if record.version < log.record or record.epoch < log.last_epoch:
-        return f"etcd's record of this group is older than this node's log: was etcd restored from a backup? Then, {todo}"
+        return f"etcd has no record of this group, and the group's log knows of one: was etcd emptied? Then, {todo}" if version else ""
+    if record.version < version or record.epoch < log.last_epoch:
+        return f"etcd's record of this group is older than the group's log: was etcd restored from a backup? Then, {todo}"
     return ""

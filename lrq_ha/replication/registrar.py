@@ -41,7 +41,7 @@ class Registrar:
         node, view = self._node, self._node.register
         if self.busy or view is None:
             return False
-        known = [view.record.version if view.record else 0, node.log.record, node.written.version if node.written else 0]
+        known = [view.record.version if view.record else 0, node.record_known, node.written.version if node.written else 0]
         record = Record(max(known) + 1, epoch, node.me, members)
         self._waiting = record, then
         node.emit(ChangeRegister(record, view, take))

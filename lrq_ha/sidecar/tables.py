@@ -254,7 +254,7 @@ class CoordinationTable(Table):
     user: str = Field("", description="of etcd's own authentication; empty: none")
     password_file: File = Field("", description="a file with the user's password; read at the start")
     lease_ttl_s: float = Field(
-        10.0, ge=3, le=600, description="a primary that is silent for so long is replaced; whole seconds, and equal on all nodes of a group"
+        10.0, ge=3, le=600, description="a primary that is silent for so long is replaced; whole seconds; each primary uses its own"
     )
     priority: int = Field(100, ge=0, le=1_000_000, description="of this node: the highest takes over first; 0: it takes no epoch by itself")
     broker_grace_s: float = Field(2.0, ge=0, description="a primary whose broker is lost gives its lease back after so long")
