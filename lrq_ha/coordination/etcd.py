@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from base64 import b64decode, b64encode
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import aiohttp
@@ -57,14 +57,21 @@ class Etcd:
         endpoints: "http://HOST:PORT" or "https://HOST:PORT" of each member.
         timeout_s: Time limit of a request at one endpoint.
         user, password: Of etcd's own authentication; empty: none.
-        tls: For https; None: the system's authorities.
+        tls: Gives the context for https; None: the system's authorities.
     """
 
-    def __init__(self, endpoints: Sequence[str], timeout_s: float, user: str = "", password: str = "", tls: ssl.SSLContext | None = None) -> None:
+    def __init__(
+        self,
+        endpoints: Sequence[str],
+        timeout_s: float,
+        user: str = "",
+        password: str = "",
+        tls: Callable[[], ssl.SSLContext | None] = lambda: None,
+    ) -> None:
         self._endpoints = [endpoint.rstrip("/") for endpoint in endpoints]
         self._timeout_s = timeout_s
         self._user, self._password = user, password
-        self._tls: ssl.SSLContext | bool = tls or True
+        self._tls = tls
         self._token = ""
         self._session: aiohttp.ClientSession | None = None
 
@@ -157,7 +164,7 @@ class Etcd:
         if self._session is None:
             self._session = aiohttp.ClientSession()
         headers = {"Authorization": self._token} if self._token else {}
-        async with self._session.post(f"{endpoint}/v3/{path}", json=body, headers=headers, ssl=self._tls) as response:
+        async with self._session.post(f"{endpoint}/v3/{path}", json=body, headers=headers, ssl=self._tls() or True) as response:
             answer: dict[str, Any] = await response.json(content_type=None)
         if response.status == 200 and "error" not in answer:
             return answer

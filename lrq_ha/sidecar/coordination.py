@@ -104,10 +104,11 @@ class Coordination:
     def __init__(self, config: Config) -> None:
         table = config.coordination
         assert table is not None
-        tls = config.client_tls.context if config.client_tls else None
+        files = config.client_tls
         self.ttl_s = table.lease_ttl_s
         self._grace_s = table.broker_grace_s
-        self._etcd = Etcd(table.endpoints, table.lease_ttl_s / REQUESTS_PER_TTL, table.user, config.etcd_password(), tls)
+        timeout_s, password = table.lease_ttl_s / REQUESTS_PER_TTL, config.etcd_password()
+        self._etcd = Etcd(table.endpoints, timeout_s, table.user, password, lambda: files.context if files else None)
         self.register = Register(self._etcd, table.namespace, config.node.group, config.names)
         self.lease = Lease(self._etcd, table.lease_ttl_s)
         self._names = config.names
@@ -262,12 +263,11 @@ class RegisterDriver:
 
     async def _carry_out(self, asked: ChangeRegister) -> None:
         lease = await self._lease.hold() if asked.take else 0
-        log_id = self._log_id or (await self._register.read()).log_id or self._log.new_log_id.hex()
+        log_id = self._log_id or self._log.new_log_id.hex()
         done, found = await self._register.write(asked.record, log_id, asked.seen, lease)
         self._asked = None
         self._coordination.noted(found)
         if done and asked.take:
-            self._log.new_log_id = bytes.fromhex(log_id)
             self._core.feed(LeaseRenewed(self._lease.until))
         self._core.feed(RegisterAnswered(done, found.view(self._log_id)))
 
