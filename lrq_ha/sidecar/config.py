@@ -267,7 +267,10 @@ def load(path: Path) -> Config:
             getattr(config, attribute)
         except TlsError as error:
             raise ConfigError(f"{path}: {table}: {error.what}", todo=error.todo) from error
-    config.etcd_password()
+    try:
+        config.etcd_password()
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error.what}", todo="docs/configuration.md says what stands in it") from error
     try:
         plugins.Interceptors(config.interceptors)
     except LrqError as error:

@@ -12,7 +12,7 @@ import signal
 import time
 import urllib.request
 from base64 import b64decode, b64encode
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,8 @@ import pytest
 from history import span
 from load import command, declare, eventually, in_sync, same_logs, told
 from test_faults import SETTLE_S
-from traffic import Traffic
+from test_three_nodes import all_in_sync, equal
+from traffic import Load, Traffic
 
 from lrq_ha.lab import Lab, etcd
 
@@ -98,7 +99,7 @@ def loaded(lab: Lab, tmp_path: Path, *, takeovers: int, settle_s: float = SETTLE
         traffic.stop()
 
 
-def goes_on(traffic: Traffic, *, within_s: float = 120.0) -> None:
+def goes_on(traffic: Traffic | Load, *, within_s: float = 120.0) -> None:
     confirmed = traffic.confirmed
     eventually("confirms to go on", lambda: traffic.confirmed > confirmed + 50, within_s)
 
@@ -247,3 +248,43 @@ def test_ten_failovers_in_a_row(lab: Lab, tmp_path: Path) -> None:
             lab.start(primary)
 
 
+
+
+@pytest.mark.one_version("4.3")
+def test_three_nodes(new_lab: Callable[..., Lab], broker_version: str) -> None:
+    """Each primary in turn is killed, and one of the two others takes over; a handover reaches the node that was named, and no other."""
+    if etcd.find() is None:
+        pytest.skip("etcd is not on this machine: scripts/etcd")
+    with new_lab({"east": 3}, broker=broker_version, coordination={"lease_ttl_s": TTL_S}) as lab:
+        primary = all_in_sync(lab)[0]
+        queue = "coordinated-three"
+        declare(lab.nodes[primary].door, queue)
+        time.sleep(SETTLE_S)
+        load = Load([node.door for node in lab.nodes.values()], queue, f"{queue}-app", rate_per_s=RATE_PER_S)
+        load.start()
+        outages = []
+        try:
+            goes_on(load)
+            for _ in range(3):
+                primary = all_in_sync(lab)[0]
+                began = time.time()
+                lab.kill(primary)
+                eventually("another to take over", lambda primary=primary: lab.primary("east") not in (primary, None), TAKES_OVER_S)
+                goes_on(load)
+                lab.start(primary)
+                outages.append(span(began, time.time()))
+            for node in ("e1", "e2", "e3", "e1"):
+                primary = all_in_sync(lab)[0]
+                eventually("all nodes in the set in etcd", lambda: record(lab)["set"] == [1, 2, 3])
+                if node != primary:
+                    before = len(history(lab))
+                    code, said = command("switchover", node, lab=lab)
+                    assert code == 0, said
+                    takes_over(lab, node)
+                    assert len(history(lab)) == before + 1
+                    goes_on(load)
+            load.finish()
+        finally:
+            load.stop()
+        load.check(outages)
+        equal(lab, queue)

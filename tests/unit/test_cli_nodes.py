@@ -43,6 +43,7 @@ class Node:
         self.reason, self.end, self.since = "started", 120, "12:00:00"
         self.primary: str | None = "e1"
         self.closed_because = ""
+        self.coordination: dict[str, Any] | None = None
 
     def status(self) -> dict[str, Any]:
         if self.error:
@@ -53,6 +54,7 @@ class Node:
             "members": ["e1"], "primary": self.primary, "peers": self.peers, "sessions": {}, "since": self.since, "rss_bytes": 1,
             "reason": self.reason, "paused": self.paused,
             "serving": self.opened or self.role is Role.ACTIVE,
+            **({"coordination": self.coordination} if self.coordination else {}),
         }  # fmt: skip
 
     def refusal(self) -> str:
@@ -278,6 +280,21 @@ def test_list_shows_every_node(serve: Callable[[Node], Node], tmp_path: Path, ca
         "  e2    since 12:00:00: started",
         f"  e3    tried {e3.url}/status: connection refused",
     ]
+
+
+def test_list_says_what_etcd_has(serve: Callable[[Node], Node], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    e1, e2 = serve(Node("e1", Role.ACTIVE)), serve(Node("e2"))
+    e1.coordination = {"etcd": "etcd does not answer: http://h:1 is gone", "since": 0.0, "leader": None, "set": ["e1"], "version": 1}
+    e2.coordination = {"etcd": "answers", "since": 0.0, "leader": "e1", "set": ["e1", "e2"], "version": 7}
+    assert main(["list", *lab(tmp_path, e1, e2)]) == 0
+    *_, first, second, last = capsys.readouterr().out.splitlines()
+    assert "e1    since 12:00:00: started; since 1970-01-01" in first
+    assert "etcd does not answer: http://h:1 is gone" in first
+    assert "since 1970" not in second
+    assert last == "east: etcd: e1 has the lease; in the set: e1, e2"
+    e2.coordination = e1.coordination
+    assert main(["list", *lab(tmp_path, e1, e2)]) == 0
+    assert "east: etcd answers no node" in capsys.readouterr().out
 
 
 REASON = (
