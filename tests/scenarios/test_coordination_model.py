@@ -204,9 +204,9 @@ class Life:
         for m in members - {i}:
             if self.off == "E2" and settled:
                 yield lambda m=m: self.append(i, members - {m})
-            elif mine and settled and m in register.members and node.pending is None:
+            elif mine and m in register.members and node.pending is None:
                 yield lambda m=m: self.send(i, "remove", register.members - {m}, member=m)
-            elif mine and settled and m not in register.members:
+            elif mine and m not in register.members:
                 if self.off == "one change at a time":
                     yield lambda m=m: setattr(node, "out", m)
                 else:
