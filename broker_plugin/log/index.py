@@ -250,6 +250,7 @@ class Index:
             log_id=self.log_id,
             commits=self.commits.rows(),
             broker_objects=self.broker_objects.export(),
+            record=log.record,
             moving=[pb.MovingQueue(vhost=key[0], queue=key[1], before=before) for key, before in self.passes.unfinished().items()],
         )
 

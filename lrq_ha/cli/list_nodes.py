@@ -278,7 +278,21 @@ def as_text(reports: Sequence[Report], width: int | None) -> str:
         line for report, name in zip(reports, names) if (why := _why(report)) for line in wrap_remark(name.ljust(name_width), why, width)
     ]
     sites = [line for group, primary in primaries.items() if primary for line in site_lines(group, primary.status, width)]
-    return "\n".join([*lines, *([""] if reasons else []), *reasons, *sites])
+    etcd = [line for group in primaries if (line := _etcd_line(group, reports))]
+    return "\n".join([*lines, *([""] if reasons else []), *reasons, *etcd, *sites])
+
+
+def _etcd_line(group: str, reports: Sequence[Report]) -> str:
+    """What etcd has of a group, by a node that etcd answers; empty with static coordination."""
+    told = [found for report in reports if report.target.group == group and (found := report.status.get("coordination"))]
+    answered = [found for found in told if found["etcd"] == "answers"]
+    if not told:
+        return ""
+    if not answered:
+        return f"{group}: etcd answers no node: no node takes an epoch, and no silent node is taken out of the set"
+    newest = max(answered, key=lambda found: int(found["version"]))
+    leader = f"{newest['leader']} has the lease" if newest["leader"] else "no node has the lease"
+    return one_line(f"{group}: etcd: {leader}; in the set: {', '.join(newest['set']) or 'no node'}")
 
 
 def _why(report: Report) -> str:
@@ -286,6 +300,9 @@ def _why(report: Report) -> str:
     reason = str(report.status.get("reason") or "")
     if report.status.get("paused") and "paused" not in reason:
         reason += "; paused: takes no epoch by itself until lrq-ha resume"
+    etcd = report.status.get("coordination") or {}
+    if etcd.get("etcd", "answers") != "answers":
+        reason += f"; since {datetime.fromtimestamp(etcd['since']).isoformat(' ', 'seconds')}: {etcd['etcd']}"
     return ": ".join(filter(None, (report.since(), reason))) or report.failure
 
 

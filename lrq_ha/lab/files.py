@@ -180,7 +180,7 @@ def epmd_command(installation: Installation, port: int) -> list[str]:
 
 
 def write_sidecar(node: NodePlan, peers: Sequence[NodePlan], sites: Mapping[str, Sequence[NodePlan]], passwords: Mapping[str, str],
-                  door_keys: Mapping[str, Any], definitions: Sequence[str] = ()) -> None:
+                  door_keys: Mapping[str, Any], definitions: Sequence[str] = (), coordination: Mapping[str, Any] | None = None) -> None:
     """Writes the sidecar's configuration.
 
     Args:
@@ -190,6 +190,7 @@ def write_sidecar(node: NodePlan, peers: Sequence[NodePlan], sites: Mapping[str,
         passwords: Password of each user.
         door_keys: More keys of [door].
         definitions: What operators set at a broker that is replicated.
+        coordination: Keys of [coordination]; None: static coordination.
     """
     def door(other: NodePlan) -> str:
         return other.url(other.door_port, SIDECAR_USER, passwords, other.host)
@@ -207,7 +208,8 @@ def write_sidecar(node: NodePlan, peers: Sequence[NodePlan], sites: Mapping[str,
         *(("[[sites]]", {"remote_id": site, "doors": [door(other) for other in nodes]}) for site, nodes in sites.items()),
         *([("[definitions]", {"replicate": list(definitions), "management": f"http://127.0.0.1:{node.management_port}", "interval_s": 1.0})]
           if node.management_port else []),
-        ("[replication]", {"coordination": "static", "mode": "available"}),
+        ("[replication]", {"coordination": "static" if coordination is None else "etcd", "mode": "available"}),
+        *([("[coordination]", dict(coordination))] if coordination is not None else []),
     ]
     # JSON's strings, numbers and lists are TOML's too.
     text = "\n".join("\n".join((head, *(f"{key} = {json.dumps(value)}" for key, value in table.items()), "")) for head, table in tables)

@@ -392,7 +392,7 @@ class Marker(_message.Message):
     def __init__(self, nodes: _Optional[_Iterable[int]] = ..., writer: _Optional[_Union[Writer, _Mapping]] = ..., log_id: _Optional[bytes] = ...) -> None: ...
 
 class Checkpoint(_message.Message):
-    __slots__ = ("epochs", "sets", "producers", "received", "statuses", "auto_delete_exchanges", "renewal", "renewals", "marks", "moving", "definitions", "writer", "log_id", "commits", "broker_objects")
+    __slots__ = ("epochs", "sets", "producers", "received", "statuses", "auto_delete_exchanges", "renewal", "renewals", "marks", "moving", "definitions", "writer", "log_id", "commits", "broker_objects", "record")
     EPOCHS_FIELD_NUMBER: _ClassVar[int]
     SETS_FIELD_NUMBER: _ClassVar[int]
     PRODUCERS_FIELD_NUMBER: _ClassVar[int]
@@ -408,6 +408,7 @@ class Checkpoint(_message.Message):
     LOG_ID_FIELD_NUMBER: _ClassVar[int]
     COMMITS_FIELD_NUMBER: _ClassVar[int]
     BROKER_OBJECTS_FIELD_NUMBER: _ClassVar[int]
+    RECORD_FIELD_NUMBER: _ClassVar[int]
     epochs: _containers.RepeatedCompositeFieldContainer[EpochStart]
     sets: _containers.RepeatedCompositeFieldContainer[SetEntry]
     producers: _containers.RepeatedCompositeFieldContainer[ProducerRanges]
@@ -423,7 +424,8 @@ class Checkpoint(_message.Message):
     log_id: bytes
     commits: _containers.RepeatedCompositeFieldContainer[Commit]
     broker_objects: DefinitionsChange
-    def __init__(self, epochs: _Optional[_Iterable[_Union[EpochStart, _Mapping]]] = ..., sets: _Optional[_Iterable[_Union[SetEntry, _Mapping]]] = ..., producers: _Optional[_Iterable[_Union[ProducerRanges, _Mapping]]] = ..., received: _Optional[_Iterable[_Union[ReceiveState, _Mapping]]] = ..., statuses: _Optional[_Iterable[_Union[KeptStatus, _Mapping]]] = ..., auto_delete_exchanges: _Optional[_Iterable[_Union[Topology, _Mapping]]] = ..., renewal: _Optional[bool] = ..., renewals: _Optional[_Iterable[_Union[Renewal, _Mapping]]] = ..., marks: _Optional[_Iterable[_Union[LogMark, _Mapping]]] = ..., moving: _Optional[_Iterable[_Union[MovingQueue, _Mapping]]] = ..., definitions: _Optional[bytes] = ..., writer: _Optional[_Union[Writer, _Mapping]] = ..., log_id: _Optional[bytes] = ..., commits: _Optional[_Iterable[_Union[Commit, _Mapping]]] = ..., broker_objects: _Optional[_Union[DefinitionsChange, _Mapping]] = ...) -> None: ...
+    record: int
+    def __init__(self, epochs: _Optional[_Iterable[_Union[EpochStart, _Mapping]]] = ..., sets: _Optional[_Iterable[_Union[SetEntry, _Mapping]]] = ..., producers: _Optional[_Iterable[_Union[ProducerRanges, _Mapping]]] = ..., received: _Optional[_Iterable[_Union[ReceiveState, _Mapping]]] = ..., statuses: _Optional[_Iterable[_Union[KeptStatus, _Mapping]]] = ..., auto_delete_exchanges: _Optional[_Iterable[_Union[Topology, _Mapping]]] = ..., renewal: _Optional[bool] = ..., renewals: _Optional[_Iterable[_Union[Renewal, _Mapping]]] = ..., marks: _Optional[_Iterable[_Union[LogMark, _Mapping]]] = ..., moving: _Optional[_Iterable[_Union[MovingQueue, _Mapping]]] = ..., definitions: _Optional[bytes] = ..., writer: _Optional[_Union[Writer, _Mapping]] = ..., log_id: _Optional[bytes] = ..., commits: _Optional[_Iterable[_Union[Commit, _Mapping]]] = ..., broker_objects: _Optional[_Union[DefinitionsChange, _Mapping]] = ..., record: _Optional[int] = ...) -> None: ...
 
 class Definitions(_message.Message):
     __slots__ = ("rows",)
@@ -650,7 +652,7 @@ class Control(_message.Message):
     def __init__(self, sender: _Optional[int] = ..., group: _Optional[str] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., prepare: _Optional[_Union[Prepare, _Mapping]] = ..., promise: _Optional[_Union[Promise, _Mapping]] = ..., lead: _Optional[_Union[Lead, _Mapping]] = ..., following: _Optional[_Union[Following, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., superseded: _Optional[_Union[Superseded, _Mapping]] = ..., handover: _Optional[_Union[Handover, _Mapping]] = ...) -> None: ...
 
 class LogState(_message.Message):
-    __slots__ = ("top", "end", "epochs", "sets", "in_set", "lost_host", "head", "base", "joining")
+    __slots__ = ("top", "end", "epochs", "sets", "in_set", "lost_host", "head", "base", "joining", "record")
     TOP_FIELD_NUMBER: _ClassVar[int]
     END_FIELD_NUMBER: _ClassVar[int]
     EPOCHS_FIELD_NUMBER: _ClassVar[int]
@@ -660,6 +662,7 @@ class LogState(_message.Message):
     HEAD_FIELD_NUMBER: _ClassVar[int]
     BASE_FIELD_NUMBER: _ClassVar[int]
     JOINING_FIELD_NUMBER: _ClassVar[int]
+    RECORD_FIELD_NUMBER: _ClassVar[int]
     top: int
     end: int
     epochs: _containers.RepeatedCompositeFieldContainer[EpochStart]
@@ -669,10 +672,11 @@ class LogState(_message.Message):
     head: int
     base: int
     joining: bool
-    def __init__(self, top: _Optional[int] = ..., end: _Optional[int] = ..., epochs: _Optional[_Iterable[_Union[EpochStart, _Mapping]]] = ..., sets: _Optional[_Iterable[_Union[SetEntry, _Mapping]]] = ..., in_set: _Optional[bool] = ..., lost_host: _Optional[bool] = ..., head: _Optional[int] = ..., base: _Optional[int] = ..., joining: _Optional[bool] = ...) -> None: ...
+    record: int
+    def __init__(self, top: _Optional[int] = ..., end: _Optional[int] = ..., epochs: _Optional[_Iterable[_Union[EpochStart, _Mapping]]] = ..., sets: _Optional[_Iterable[_Union[SetEntry, _Mapping]]] = ..., in_set: _Optional[bool] = ..., lost_host: _Optional[bool] = ..., head: _Optional[int] = ..., base: _Optional[int] = ..., joining: _Optional[bool] = ..., record: _Optional[int] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("following", "wants_answer", "name", "role", "log", "leading", "paused", "lacks", "software", "protocol", "protocol_min", "shared")
+    __slots__ = ("following", "wants_answer", "name", "role", "log", "leading", "paused", "lacks", "software", "protocol", "protocol_min", "shared", "priority")
     class SharedEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -692,6 +696,7 @@ class Hello(_message.Message):
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_MIN_FIELD_NUMBER: _ClassVar[int]
     SHARED_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
     following: int
     wants_answer: bool
     name: str
@@ -704,7 +709,8 @@ class Hello(_message.Message):
     protocol: int
     protocol_min: int
     shared: _containers.ScalarMap[str, str]
-    def __init__(self, following: _Optional[int] = ..., wants_answer: _Optional[bool] = ..., name: _Optional[str] = ..., role: _Optional[str] = ..., log: _Optional[_Union[LogState, _Mapping]] = ..., leading: _Optional[int] = ..., paused: _Optional[bool] = ..., lacks: _Optional[str] = ..., software: _Optional[str] = ..., protocol: _Optional[int] = ..., protocol_min: _Optional[int] = ..., shared: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    priority: int
+    def __init__(self, following: _Optional[int] = ..., wants_answer: _Optional[bool] = ..., name: _Optional[str] = ..., role: _Optional[str] = ..., log: _Optional[_Union[LogState, _Mapping]] = ..., leading: _Optional[int] = ..., paused: _Optional[bool] = ..., lacks: _Optional[str] = ..., software: _Optional[str] = ..., protocol: _Optional[int] = ..., protocol_min: _Optional[int] = ..., shared: _Optional[_Mapping[str, str]] = ..., priority: _Optional[int] = ...) -> None: ...
 
 class Prepare(_message.Message):
     __slots__ = ("epoch",)
@@ -743,18 +749,20 @@ class Following(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., start: _Optional[int] = ..., diverged: _Optional[bool] = ..., log: _Optional[_Union[LogState, _Mapping]] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
-    __slots__ = ("epoch", "safe", "end", "applied", "arriving")
+    __slots__ = ("epoch", "safe", "end", "applied", "arriving", "progress")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     SAFE_FIELD_NUMBER: _ClassVar[int]
     END_FIELD_NUMBER: _ClassVar[int]
     APPLIED_FIELD_NUMBER: _ClassVar[int]
     ARRIVING_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     safe: int
     end: int
     applied: int
     arriving: int
-    def __init__(self, epoch: _Optional[int] = ..., safe: _Optional[int] = ..., end: _Optional[int] = ..., applied: _Optional[int] = ..., arriving: _Optional[int] = ...) -> None: ...
+    progress: bool
+    def __init__(self, epoch: _Optional[int] = ..., safe: _Optional[int] = ..., end: _Optional[int] = ..., applied: _Optional[int] = ..., arriving: _Optional[int] = ..., progress: _Optional[bool] = ...) -> None: ...
 
 class Superseded(_message.Message):
     __slots__ = ("top",)
@@ -763,13 +771,15 @@ class Superseded(_message.Message):
     def __init__(self, top: _Optional[int] = ...) -> None: ...
 
 class Handover(_message.Message):
-    __slots__ = ("epoch", "end", "clean", "given")
+    __slots__ = ("epoch", "end", "clean", "given", "to")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     END_FIELD_NUMBER: _ClassVar[int]
     CLEAN_FIELD_NUMBER: _ClassVar[int]
     GIVEN_FIELD_NUMBER: _ClassVar[int]
+    TO_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     end: int
     clean: bool
     given: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, epoch: _Optional[int] = ..., end: _Optional[int] = ..., clean: _Optional[bool] = ..., given: _Optional[_Iterable[int]] = ...) -> None: ...
+    to: int
+    def __init__(self, epoch: _Optional[int] = ..., end: _Optional[int] = ..., clean: _Optional[bool] = ..., given: _Optional[_Iterable[int]] = ..., to: _Optional[int] = ...) -> None: ...

@@ -39,6 +39,7 @@ from .tables import (
     SECRET,
     BrokerTable,
     CertificateUser,
+    CoordinationTable,
     DefinitionsTable,
     DoorTable,
     DoorTlsTable,
@@ -79,6 +80,7 @@ class Config(Table):
     definitions: DefinitionsTable = Field(
         default_factory=lambda: DefinitionsTable.model_validate({}), description="users, permissions, policies and so on, from the primary's broker"
     )
+    coordination: CoordinationTable | None = Field(None, description="etcd; with replication.coordination = \"etcd\"")
     tls: TlsTable = Field(default_factory=lambda: TlsTable.model_validate({}), description="for connections made to amqps:// addresses")
     interceptors: dict[Name, plugins.Settings] = Field(default={}, description="what else is told of clients' messages, by name")
 
@@ -95,6 +97,10 @@ class Config(Table):
             raise ValueError(f"the group {self.node.group} cannot be a site of its own")
         if self.replication.expected_backups > len(self.peers):
             raise ValueError(f"replication.expected_backups is {self.replication.expected_backups}, and there are {len(self.peers)} peers")
+        if (self.replication.coordination == "etcd") != (self.coordination is not None):
+            raise ValueError('replication.coordination = "etcd" needs the table [coordination], and "static" has no use for it')
+        if self.coordination is not None and self.replication.restart_alone:
+            raise ValueError('replication.restart_alone has no use with replication.coordination = "etcd": a restarted primary asks etcd')
         for key in ("message_bytes_max", "transaction_bytes_max"):
             largest, log_bytes_max = getattr(self.door, key), self.replication.log_bytes_max
             if log_bytes_max < LARGEST_PER_LOG * largest:
@@ -120,7 +126,8 @@ class Config(Table):
     @cached_property
     def client_tls(self) -> TlsFiles | None:
         """TLS for outgoing connections; None if none uses TLS. Raises TlsError."""
-        if not any(url.startswith("amqps") for url in self._urls):
+        etcd = self.coordination.endpoints if self.coordination else []
+        if not any(url.startswith(("amqps", "https")) for url in (*self._urls, *etcd)):
             return None
         return client_files(self.tls.ca, self.tls.certificate, self.tls.key, self.tls.minimum_version)
 
@@ -199,7 +206,17 @@ class Config(Table):
             local_completion="local" in r.completion.values(),
             software=__version__,
             shared=tuple((key, _shown(getattr(r, key))) for key in SHARED_KEYS),
+            lease_ttl_s=self.coordination.lease_ttl_s if self.coordination else 0.0,
+            priority=self.coordination.priority if self.coordination else 0,
         )
+
+    def etcd_password(self) -> str:
+        """Password of the user in etcd; empty if there is none. Raises ConfigError."""
+        file = self.coordination.password_file if self.coordination else ""
+        try:
+            return Path(file).read_text("utf-8").strip() if file else ""
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"coordination.password_file: {file} cannot be read: {error}") from error
 
 
 def _shown(value: object) -> str:
@@ -276,6 +293,10 @@ def load(path: Path) -> Config:
         except LrqError as error:
             raise ConfigError(f"{path}: {table}: {error.what}", todo=error.todo) from error
     try:
+        config.etcd_password()
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error.what}", todo="docs/configuration.md says what stands in it") from error
+    try:
         plugins.Interceptors(config.interceptors)
     except LrqError as error:
         raise ConfigError(f"{path}: {error.what}", todo=error.todo) from error
@@ -333,6 +354,7 @@ _REQUIRED = {
     "http.listen": '"127.0.0.1:8080"',
     "http.tls.certificate": '"http.pem"',
     "http.tls.key": '"http.key"',
+    "coordination.endpoints": '["http://192.0.2.1:2379", "http://192.0.2.2:2379", "http://192.0.2.9:2379"]',
     "peers.name": '"e2"',
     "peers.id": "2",
     "peers.door": '"amqp://lrq:SECRET@192.0.2.2:5673"',
@@ -354,6 +376,7 @@ _TABLES: tuple[tuple[str, type[BaseModel]], ...] = (
     ("[[peers]]", PeerTable),
     ("[[sites]]", SiteTable),
     ("[replication]", ReplicationTable),
+    ("# [coordination]", CoordinationTable),
     ("[receive]", ReceiveTable),
     ("[definitions]", DefinitionsTable),
     ("[tls]", TlsTable),

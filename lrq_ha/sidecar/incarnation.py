@@ -34,6 +34,7 @@ from lrq_ha.replication.events import (
     Ack,
     Answer,
     BrokerLacks,
+    ChangeRegister,
     CutTail,
     Disconnect,
     Effect,
@@ -60,6 +61,7 @@ from lrq_ha.replication.roles import Role
 from lrq_ha.routing.names import ROUTING_VHOST
 
 from .config import Config
+from .coordination import Coordination, RegisterDriver
 from .counts import Counts
 from .definitions import Definitions
 from .node.client_drain import ClientDrain
@@ -115,13 +117,14 @@ class Incarnation:
         config: The node's configuration.
         door: The door, which outlives incarnations.
         before: The state that the incarnation before has left.
+        coordination: By etcd; None: static.
 
     Attributes:
         defers_to: For the next incarnation.
         orders, renewals, full_syncs, definitions, status: The operators' interface.
     """
 
-    def __init__(self, config: Config, door: Door, before: Kept | None = None) -> None:
+    def __init__(self, config: Config, door: Door, before: Kept | None = None, coordination: Coordination | None = None) -> None:
         before = before or Kept()
         self.defers_to = 0
         self._counts = before.counts
@@ -142,6 +145,8 @@ class Incarnation:
         self._sites = Sites(config, self._replica, self._log.streams)
         self._keeper = SnapshotKeeper(self._replica, self._log.streams, keep_snapshot=config.receive.keep_snapshot)
         self._statuses_seen = 0
+        self._cut_off = ""
+        self._register = RegisterDriver(coordination, core, self._log, lambda: door.log_blocked) if coordination else None
         self._start_views(config, before)
         self.orders = OperatorCommands(config.node.name, self._broker, core, life, self._log, self._turning_away, self._sending)
         self.full_syncs = FullSyncOrders(config.node.name, self._replica, self._sites)
@@ -174,6 +179,8 @@ class Incarnation:
             Restart: self._restart,
             Answer: self.orders.answered,
         }
+        if self._register:
+            self._effects[ChangeRegister] = self._register.change
 
     def _start_views(self, config: Config, before: Kept) -> None:
         """Starts the parts that keep the broker's queues and streams as the log says."""
@@ -248,7 +255,8 @@ class Incarnation:
             self._core.feed(Opened(self._replica.progress.tracker.applied, self._log.streams.lost_host and self._node.log.end > 0))
             strays = Strays(self._replica, self._broker)
             parts = (self._log, self._log.watch, self._rights, strays, self._applier, self._sweeper, self._configured, self.definitions)
-            for body in (self._ticks(), *(part.run() for part in parts)):
+            register = (self._register.run(), self._register.prove()) if self._register else ()
+            for body in (self._ticks(), *(part.run() for part in parts), *register):
                 self._life.spawn(body)
             self._sending.start()
             return await self._life.ended()
@@ -281,7 +289,15 @@ class Incarnation:
             if (lacks := self._replica.shortfall.tell()) != self._node.lacks:
                 self._core.feed(BrokerLacks(lacks))
             self._receiving.applied()
+            self._consider_cut_off()
             self.status.ticked()
+
+    def _consider_cut_off(self) -> None:
+        """E5: a primary that may have been replaced serves no clients."""
+        if self._node.cut_off and not self._cut_off:
+            log.warning("clients are turned away: %s", self._node.cut_off)
+            self._door.close_clients(self._node.cut_off)
+        self._cut_off = self._node.cut_off
 
     def _queues_published_again(self) -> set[tuple[str, str]]:
         """Queues in which older copies may be left of entries that are published again, or were lost: any of them. Nothing leaves a stream."""

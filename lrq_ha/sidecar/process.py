@@ -24,6 +24,7 @@ from lrq_ha.replication.settings import id_of_unnamed
 
 from .certificates import Expiries
 from .config import Config
+from .coordination import Coordination
 from .counts import Counts
 from .http.metrics import Metrics, Scrape
 from .http.server import HttpServer
@@ -54,6 +55,7 @@ class Process:
         self._let_in = False  # the broker has taken user and password
         self._counts = Counts()
         self._kept = Kept(counts=self._counts)
+        self._coordination = Coordination(config) if config.coordination else None
         self._ids = {name: node for node, name in config.names.items()}
         self._expiries = Expiries(config.own_certificates)
         self._http = HttpServer(
@@ -88,6 +90,8 @@ class Process:
         finally:
             await self.door.close()
             await self._http.close()
+            if self._coordination:
+                await self._coordination.close()
         return 0
 
     def _reload(self) -> None:
@@ -99,7 +103,7 @@ class Process:
         while True:
             began = asyncio.get_running_loop().time()
             try:
-                self.incarnation = incarnation = Incarnation(self.config, self.door, self._kept)
+                self.incarnation = incarnation = Incarnation(self.config, self.door, self._kept, self._coordination)
                 self.problem = await incarnation.run()
                 counts.incarnations["ended"] += 1
                 self._stands_since = time.time()
@@ -118,6 +122,8 @@ class Process:
             finally:
                 self.incarnation = None
             self._kept = incarnation.kept
+            if self._coordination:
+                await self._coordination.incarnation_over(at_once=bool(self._kept.defers_to) or self._kept.paused)
             if asyncio.get_running_loop().time() - began > 5 or self._kept.defers_to:
                 pause = PAUSE_FIRST_S
             await asyncio.sleep(pause)
@@ -134,6 +140,8 @@ class Process:
         found["sockets"] = self.door.connections
         found["counters"] = dict(self.door.counters)
         found["interceptors"] = self.door.interceptors.status()
+        if self._coordination:
+            found["coordination"] = self._coordination.tell()
         if self.incarnation is not None and self.incarnation.ready:
             return found | self.incarnation.status.tell()
         standing = {"role": "standalone", "reason": self._why_not(), "primary": None, "in_set": False, "paused": self._kept.paused}

@@ -70,6 +70,19 @@ def _http(value: str) -> str:
     return value
 
 
+def _etcd(value: str) -> str:
+    url = _split(value)
+    if url.scheme not in ("http", "https") or url.username is not None or url.path.strip("/") or url.query or url.fragment:
+        raise ValueError('must be "http://HOST:PORT", or https:// for TLS, without a user or a path')
+    return value
+
+
+def _namespace(value: str) -> str:
+    if not value.startswith("/") or value != value.rstrip("/"):
+        raise ValueError('must begin with "/", and not end with it')
+    return value
+
+
 def _levels(value: dict[str, str]) -> dict[str, str]:
     try:
         Levels(value)
@@ -88,6 +101,8 @@ Listen = Annotated[str, AfterValidator(_listen)]
 ListenIfAny = Annotated[str, AfterValidator(_listen_if_any)]
 AmqpUrl = Annotated[str, AfterValidator(_amqp)]
 HttpUrl = Annotated[str, AfterValidator(_http)]
+EtcdUrl = Annotated[str, AfterValidator(_etcd)]
+Namespace = Annotated[str, AfterValidator(_namespace)]
 File = Annotated[str, AfterValidator(_file)]
 Pattern = Annotated[str, AfterValidator(_pattern)]
 Name = Annotated[str, AfterValidator(_name)]
@@ -96,7 +111,7 @@ Kind = Annotated[str, AfterValidator(_kind)]
 LARGEST_PER_LOG = 8
 RECEIVE_BYTES_MIN = 1 << 20
 #: Keys whose values are never shown.
-SECRET = frozenset({"url", "door", "doors", "password", "options"})
+SECRET = frozenset({"url", "door", "doors", "endpoints", "password", "options"})
 
 
 class Table(BaseModel):
@@ -266,6 +281,26 @@ class SiteTable(Table):
     )
 
 
+class CoordinationTable(Table):
+    endpoints: list[EtcdUrl] = Field(min_length=1, description="the members of etcd, 3.4 or newer; https:// with [tls]")
+    namespace: Namespace = Field("/lrq-ha", description="the keys in etcd are NAMESPACE/GROUP/...")
+    user: str = Field("", description="of etcd's own authentication; empty: none")
+    password_file: File = Field("", description="a file with the user's password; read at the start")
+    lease_ttl_s: float = Field(
+        10.0, ge=3, le=600, description="a primary that is silent for so long is replaced; whole seconds; each primary uses its own"
+    )
+    priority: int = Field(100, ge=0, le=1_000_000, description="of this node: the highest takes over first; 0: it takes no epoch by itself")
+    broker_grace_s: float = Field(2.0, ge=0, description="a primary whose broker is lost gives its lease back after so long")
+
+    @model_validator(mode="after")
+    def _whole(self) -> CoordinationTable:
+        if self.lease_ttl_s != int(self.lease_ttl_s):
+            raise ValueError(f"lease_ttl_s must be whole seconds (value {self.lease_ttl_s:g})")
+        if bool(self.user) != bool(self.password_file):
+            raise ValueError("user and password_file are given together or not at all")
+        return self
+
+
 class ReceiveTable(Table):
     bytes_max: int = Field(
         0,
@@ -286,7 +321,10 @@ class ReceiveTable(Table):
 
 
 class ReplicationTable(Table):
-    coordination: Literal["static"] = Field("static", description="who gives the right to an epoch")
+    coordination: Literal["static", "etcd"] = Field(
+        "static",
+        description='who gives the right to an epoch: "static": all nodes, or an operator; "etcd": a lease in etcd, a backup takes over by itself',
+    )
     mode: Literal["available", "strict"] = Field(
         "available",
         description='"available": a silent backup is taken out of the set after backup_timeout_s; "strict": confirms wait, or an operator removes it',

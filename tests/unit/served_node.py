@@ -37,6 +37,7 @@ class Node:
         self.primary: str | None = "e1"
         self.closed_because = self.blocked = ""
         self.lag: dict[str, float] | None = None
+        self.coordination: dict[str, Any] | None = None
         self.vhosts, self.users = ["/"], {"app": ["management"]}
         self.differences: list[dict[str, str]] = []
 
@@ -49,6 +50,7 @@ class Node:
             "members": ["e1"], "primary": self.primary, "peers": self.peers, "sessions": {}, "since": self.since, "rss_bytes": 1,
             "reason": self.reason, "paused": self.paused, "software": "0.1", "follower_lag": self.lag, "broker": {"blocked": self.blocked},
             "serving": self.opened or self.role is Role.ACTIVE,
+            **({"coordination": self.coordination} if self.coordination else {}),
         }  # fmt: skip
 
     def refusal(self) -> str:

@@ -171,6 +171,21 @@ def test_list_shows_every_node(serve: Callable[[Node], Node], tmp_path: Path, ca
     ]
 
 
+def test_list_says_what_etcd_has(serve: Callable[[Node], Node], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    e1, e2 = serve(Node("e1", Role.ACTIVE)), serve(Node("e2"))
+    e1.coordination = {"etcd": "etcd does not answer: http://h:1 is gone", "since": 0.0, "leader": None, "set": ["e1"], "version": 1}
+    e2.coordination = {"etcd": "answers", "since": 0.0, "leader": "e1", "set": ["e1", "e2"], "version": 7}
+    assert main(["list", *lab(tmp_path, e1, e2)]) == 0
+    *_, first, second, last = capsys.readouterr().out.splitlines()
+    assert "e1    since 12:00:00: started; since 1970-01-01" in first
+    assert "etcd does not answer: http://h:1 is gone" in first
+    assert "since 1970" not in second
+    assert last == "east: etcd: e1 has the lease; in the set: e1, e2"
+    e2.coordination = e1.coordination
+    assert main(["list", *lab(tmp_path, e1, e2)]) == 0
+    assert "east: etcd answers no node" in capsys.readouterr().out
+
+
 REASON = (
     "took epoch 3.1; e2 was taken out of the set, as it made no progress for 5 s; queue 'orders' in vhost '/' is not on this node: "
     "run lrq-ha reinit e2 --discard"

@@ -63,6 +63,7 @@ class LogWriter:
         memory: Its newest batches.
         checkpoints: Their offsets in it.
         watch: The log's head and its receivers.
+        new_log_id: The log's identity, if it has none yet.
     """
 
     def __init__(self, config: Config, core: Core, life: TaskScope, shut_out: int, on_blocked: Callable[[str], None], counts: Counts) -> None:
@@ -82,6 +83,7 @@ class LogWriter:
         self._counts = counts
         self._times = BatchTimes(counts)
         self.checkpoints = Checkpoints()
+        self.new_log_id = secrets.token_bytes(LOG_ID_BYTES)
         self.watch = Watch(core.node, r.log_bytes_max, self.streams.reader.head, core.feed)
         self._settings = r
         self._core = core
@@ -156,7 +158,7 @@ class LogWriter:
             self._counts.removals.update(map(self._node.name, former.difference(members)))
             return [pb.Run(members=pb.Members(nodes=members))]
         index = self._replica.index
-        index.log_id = index.log_id or secrets.token_bytes(LOG_ID_BYTES)
+        index.log_id = index.log_id or self.new_log_id
         return [pb.Run(marker=pb.Marker(nodes=members, writer=codec.WRITER, log_id=index.log_id))]
 
     def write_fence(self, effect: WriteFence) -> None:
