@@ -227,6 +227,19 @@ def test_the_sidecar_is_stopped_in_order(lab: Lab, tmp_path: Path) -> None:
         lab.start(primary)
 
 
+def test_the_right_to_lead_is_given_back_for_a_killed_sidecar(lab: Lab, tmp_path: Path) -> None:
+    """As a unit's ExecStopPost does. A backup has nothing to give back."""
+    primary, backup = in_record(lab)
+    with loaded(lab, tmp_path, takeovers=1, settle_s=0.0) as traffic:
+        release = ("coordination", "release", "--config")
+        assert command(*release, str(lab.nodes[backup].config)) == (0, f"{backup} has no right to lead")
+        lab.kill(f"{primary}.sidecar")
+        assert command(*release, str(lab.nodes[primary].config)) == (0, f"{primary} has given the right to lead back")
+        takes_over(lab, backup)
+        goes_on(traffic)
+        lab.start(f"{primary}.sidecar")
+
+
 def test_all_nodes_are_killed(lab: Lab, tmp_path: Path) -> None:
     """No member's log is whole for sure: all nodes must answer and promise, and then they begin again without an operator (E1)."""
     in_record(lab)
