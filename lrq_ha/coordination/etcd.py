@@ -113,6 +113,14 @@ class Etcd:
         })  # fmt: skip
         return bool(answer.get("succeeded")), _values(answer["responses"])
 
+    async def delete(self, key: str, revision: int) -> bool:
+        """Deletes a key if its last change is of this revision; returns whether it did. Raises EtcdError."""
+        answer = await self._call("kv/txn", {
+            "compare": [{"target": "MOD", "result": "EQUAL", "key": _b64(key), "mod_revision": str(revision)}],
+            "success": [{"request_delete_range": {"key": _b64(key)}}],
+        })  # fmt: skip
+        return bool(answer.get("succeeded"))
+
     # ---- leases ------------------------------------------------------------------------------------------------------
 
     async def grant(self, ttl_s: float) -> int:

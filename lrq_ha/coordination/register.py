@@ -80,6 +80,11 @@ class Register:
         found = self._found(*values)
         return found.record == record, found
 
+    async def release(self, node: int) -> bool:
+        """Deletes the leader's key if it is this node's; returns whether it was. Raises EtcdError, or MalformedInput."""
+        found = await self.read()
+        return found.holder == node and await self._etcd.delete(self._keys[1], found.holder_revision)
+
     def _history(self, record: Record, seen: RegisterView) -> bytes:
         before = self._names.get(seen.record.leader, str(seen.record.leader)) if seen.record else None
         name = self._names.get(record.leader, str(record.leader))

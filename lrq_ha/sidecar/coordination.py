@@ -94,6 +94,15 @@ class Lease:
                 log.warning("the lease cannot be given back, and ends by itself: %s", error)
 
 
+def open_register(config: Config) -> tuple[Etcd, Register]:
+    """A client of etcd, to be closed, and the group's register. `config`: with a table [coordination]."""
+    table, files = config.coordination, config.client_tls
+    assert table is not None
+    timeout_s, password = table.lease_ttl_s / REQUESTS_PER_TTL, config.etcd_password()
+    etcd = Etcd(table.endpoints, timeout_s, table.user, password, lambda: files.context if files else None)
+    return etcd, Register(etcd, table.namespace, config.node.group, config.names)
+
+
 class Coordination:
     """Coordination by etcd in one sidecar.
 
@@ -104,12 +113,9 @@ class Coordination:
     def __init__(self, config: Config) -> None:
         table = config.coordination
         assert table is not None
-        files = config.client_tls
         self.ttl_s = table.lease_ttl_s
         self._grace_s = table.broker_grace_s
-        timeout_s, password = table.lease_ttl_s / REQUESTS_PER_TTL, config.etcd_password()
-        self._etcd = Etcd(table.endpoints, timeout_s, table.user, password, lambda: files.context if files else None)
-        self.register = Register(self._etcd, table.namespace, config.node.group, config.names)
+        self._etcd, self.register = open_register(config)
         self.lease = Lease(self._etcd, table.lease_ttl_s)
         self._names = config.names
         self._grace: asyncio.Task[None] | None = None

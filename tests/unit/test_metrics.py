@@ -207,7 +207,7 @@ def test_no_counter_goes_back_when_an_incarnation_ends(tmp_path: Path) -> None:
     class Brief:
         ready = False
 
-        def __init__(self, _config: object, _door: object, before: Kept) -> None:
+        def __init__(self, _config: object, _door: object, before: Kept, _coordination: object) -> None:
             before.counts.batch_written(1, 10, [])
             self.kept = Kept(counts=before.counts)
 
