@@ -363,7 +363,9 @@ class Applier:
             await self._carry_out(rows_of(run.checkpoint), sequence)
 
     async def _change_objects(self, entry: pb.DefinitionsChange, sequence: int) -> None:
-        if self._set_objects is not None:
+        """An entry that this node itself wrote before it started again came from its broker: an old deletion would take what is there since."""
+        wrote_it = sequence <= self._read_upto and owner_of(self._replica.node.log.epoch_at(sequence)) == self._replica.node.me
+        if self._set_objects is not None and not wrote_it:
             with self._waits.counted():
                 await self._set_objects(entry, sequence)
 

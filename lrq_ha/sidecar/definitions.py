@@ -23,7 +23,6 @@ from broker_plugin.definitions.mirror import Mirror
 from broker_plugin.definitions.objects import Key, Objects, acts_by_itself, in_order, of_kinds, tell_some, told
 from lrq_ha.errors import LrqError
 from lrq_ha.proto import lrq_pb2 as pb
-from lrq_ha.replication.positions import owner_of
 
 from .config import Config
 from .node.core import Core
@@ -170,11 +169,8 @@ class Definitions:
     # ---- the applier's ------------------------------------------------------------------------------------------------
 
     async def apply(self, entry: pb.DefinitionsChange, sequence: int) -> None:
-        """Carries out entry `sequence` at this node's broker. A management API that does not answer holds nothing up.
-
-        An entry that this node itself wrote came from its broker: carried out again, an old deletion would take what is there since.
-        """
-        if not self._kinds or owner_of(self._node.log.epoch_at(sequence)) == self._node.me:
+        """Carries out entry `sequence` at this node's broker. A management API that does not answer holds nothing up."""
+        if not self._kinds:
             return
         async with self._lock:
             self._upto = max(self._upto, sequence)

@@ -130,6 +130,25 @@ def test_each_kind_is_set_changed_and_deleted(lab: Lab, name: str) -> None:
         pika.BlockingConnection(pika.URLParameters(login_url(lab.nodes[primary].door, name, "/", "another")))
 
 
+def test_a_vhost_goes_with_its_queues_and_everything_else_goes_on(lab: Lab, name: str) -> None:
+    primary, backup = in_sync(lab)
+    change(lab, primary, a_login(name, name))
+    publish(login_url(lab.nodes[primary].door, name, name), "orders", 20)
+    in_sync(lab, applied=True)
+    assert depth(login_url(lab.nodes[backup].broker, name, name), "orders") == 20
+    change(lab, primary, deletes=[("vhosts", name)])
+    eventually("the vhost to be gone", lambda: ("vhosts", name) not in listed(lab, backup))
+    publish(lab.nodes[primary].door, name, 10)
+    primary, backup = in_sync(lab, applied=True)
+    replace_primary(lab, primary, backup)
+    lab.start(primary)
+    publish(lab.nodes[backup].door, name, 10)
+    primary, backup = in_sync(lab, applied=True)
+    assert [depth(lab.nodes[node].broker, name) for node in (primary, backup)] == [20, 20]
+    same(lab)
+    assert ("vhosts", name) not in listed(lab, primary)
+
+
 def running_shovels(lab: Lab, node: str) -> int:
     return int(lab.ctl(node, "eval", "length(rabbit_shovel_status:status()).").strip())
 

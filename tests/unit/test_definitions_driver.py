@@ -34,9 +34,7 @@ class Rig:
         monkeypatch.setattr(definitions, "Management", lambda *_: self.broker)
         self.logged = LoggedObjects()
         self.entries: list[pb.DefinitionsChange] = []
-        self.wrote = 2  # the node that wrote the log
-        log = SimpleNamespace(epoch_at=lambda _sequence: 0x100 + self.wrote)
-        self.node = SimpleNamespace(me=1, log=log, leading=0x101, following=False, leader_epoch=0x101)
+        self.node = SimpleNamespace(leading=0x101, following=False, leader_epoch=0x101)
         self.declared: dict[tuple[str, str], bytes] = {}
         catalog = SimpleNamespace(definitions=SimpleNamespace(queues=lambda: self.declared))
         self.replica = SimpleNamespace(
@@ -176,16 +174,6 @@ def test_a_backup_follows_entry_by_entry_and_makes_up_for_what_it_has_missed(rig
     rig.broker.down = False
     rig.look()
     assert rig.broker.has.keys() == HAS.keys() - {SHOVEL, USER, RIGHTS} | {OTHER}
-
-
-def test_a_node_does_not_carry_out_again_what_came_from_its_own_broker(rig: Rig) -> None:
-    """Such a deletion, read again at a restart, would take a vhost that was made since."""
-    rig.has(HAS)
-    rig.broker.has |= HAS
-    rig.note(next(entries_of(Changes({}, frozenset({VHOST})), REPLICATED)))
-    for rig.wrote, left in ((1, True), (2, False)):
-        asyncio.run(rig.definitions.apply(rig.entries[1], 2))
-        assert (VHOST in rig.broker.has) is left
 
 
 def test_a_backup_is_not_ahead_of_what_it_has_applied(rig: Rig) -> None:
