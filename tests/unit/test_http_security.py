@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
 import socket
 import threading
 import time
@@ -308,10 +309,14 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("hurried")
+@pytest.mark.parametrize("before", [b"", b"HEAD /liveness HTTP/1.1\r\nHost: e1\r\n\r\n"], ids=["first", "further"])
 @pytest.mark.parametrize("sent", [b"", b"GET /sta", b"GET /status HTTP/1.1\r\nHost: e1\r\n"])
-def test_a_head_that_does_not_end_ends_the_connection(sent: bytes, serve: Callable[..., Node]) -> None:
+def test_a_head_that_does_not_end_ends_the_connection(sent: bytes, before: bytes, serve: Callable[..., Node]) -> None:
     node = serve(Node("e1"))
     with socket.create_connection(("127.0.0.1", node.port), TIMEOUT_S) as connection:
+        if before:
+            connection.sendall(before)
+            assert connection.recv(65_536).endswith(b"\r\n\r\n")
         connection.sendall(sent)
         began = time.monotonic()
         dripping = threading.Thread(target=drip, args=(connection,), daemon=True)
@@ -330,6 +335,28 @@ def drip(connection: socket.socket) -> None:
             time.sleep(0.1)
     except OSError:
         pass
+
+
+@pytest.mark.usefixtures("hurried")
+def test_a_request_may_take_longer_than_its_head(serve: Callable[..., Node], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As a renewal does; and a connection may be used again after a refusal."""
+    node = Node("e1")
+
+    async def waits(*_: object, **__: object) -> tuple[bool, str]:
+        await asyncio.sleep(1.2)
+        return True, "done"
+
+    monkeypatch.setattr(node, "pause", waits)
+    serve(node, tokens=TokenFile(token_file(tmp_path, NEW)))
+    connection = http.client.HTTPConnection("127.0.0.1", node.port, timeout=TIMEOUT_S)
+    codes = []
+    for headers in ({}, bearer(NEW)):
+        connection.request("POST", "/pause", b'{"paused": true}', {"Content-Type": "application/json", **headers})
+        with connection.getresponse() as answer:
+            answer.read()
+            codes.append(answer.status)
+    connection.close()
+    assert codes == [401, 200]
 
 
 @pytest.mark.usefixtures("hurried")

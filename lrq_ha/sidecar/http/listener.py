@@ -34,16 +34,28 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class _Arrival(asyncio.Protocol):
-    """A connection until it is known whether there is room for it. `server`: counts those that are let in."""
+    """A connection until it is known whether there is room for it.
 
-    def __init__(self, server: web.Server) -> None:
+    Args:
+        server: Counts those that are let in.
+        no_request_yet: Gets a timer that ends the connection, until its first request has come.
+    """
+
+    def __init__(self, server: web.Server, no_request_yet: dict[asyncio.BaseTransport, asyncio.TimerHandle]) -> None:
         self._server = server
+        self._no_request_yet = no_request_yet
 
     def connection_made(self, connection: asyncio.BaseTransport) -> None:
         transport = cast(asyncio.Transport, connection)
         if len(self._server.connections) >= CONNECTIONS_MAX:
             transport.abort()
             return
+
+        def end() -> None:
+            self._no_request_yet.pop(transport, None)
+            transport.abort()
+
+        self._no_request_yet[transport] = asyncio.get_running_loop().call_later(HEAD_TIMEOUT_S, end)
         handler = self._server()
         transport.set_protocol(handler)
         handler.connection_made(transport)
@@ -62,7 +74,8 @@ class HttpListener:
         self._listen = listen
         self._key = key
         self._open = 0
-        app.middlewares.append(self._limit_requests)
+        self._no_request_yet: dict[asyncio.BaseTransport, asyncio.TimerHandle] = {}
+        app.middlewares.insert(0, self._limit_requests)
         self._runner = web.AppRunner(
             app, handle_signals=False, access_log=None, shutdown_timeout=CLOSE_TIMEOUT_S, keepalive_timeout=HEAD_TIMEOUT_S
         )
@@ -98,7 +111,11 @@ class HttpListener:
         former, self._servers = self._servers, []
         for each in self._sockets:
             server = await asyncio.get_running_loop().create_server(
-                lambda: _Arrival(counting), sock=each.dup(), ssl=context, backlog=BACKLOG, ssl_handshake_timeout=HEAD_TIMEOUT_S if context else None
+                lambda: _Arrival(counting, self._no_request_yet),
+                sock=each.dup(),
+                ssl=context,
+                backlog=BACKLOG,
+                ssl_handshake_timeout=HEAD_TIMEOUT_S if context else None,
             )
             self._servers.append(server)
         for server in former:
@@ -115,6 +132,8 @@ class HttpListener:
 
     @web.middleware
     async def _limit_requests(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        if request.transport and (timer := self._no_request_yet.pop(request.transport, None)):
+            timer.cancel()
         if self._open >= REQUESTS_MAX:
             return answer(503, f"{REQUESTS_MAX} requests are being served: try again", **{"Retry-After": "1"})
         self._open += 1
