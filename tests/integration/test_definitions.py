@@ -134,6 +134,7 @@ def test_a_vhost_goes_with_its_queues_and_everything_else_goes_on(lab: Lab, name
     primary, backup = in_sync(lab)
     change(lab, primary, a_login(name, name))
     publish(login_url(lab.nodes[primary].door, name, name), "orders", 20)
+    eventually("the user on the backup", lambda: ("permissions", name, name) in listed(lab, backup))
     in_sync(lab, applied=True)
     assert depth(login_url(lab.nodes[backup].broker, name, name), "orders") == 20
     change(lab, primary, deletes=[("vhosts", name)])
@@ -240,7 +241,8 @@ def test_what_is_changed_while_a_sidecar_is_down_is_set_back(lab: Lab, name: str
     change(lab, backup, deletes=[("users", name), ("vhosts", name)])
     assert in_sync(lab, applied=True) == (primary, backup)
     same(lab)
-    assert depth(login_url(lab.nodes[backup].broker, name, name), "kept") == 30
+    url = login_url(lab.nodes[backup].broker, name, name)
+    eventually("each message once", lambda: depth(url, "kept") == 30, seen=lambda: depth(url, "kept"))
 
 
 def test_messages_go_on_while_the_management_is_down(lab: Lab, name: str) -> None:
