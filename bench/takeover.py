@@ -112,4 +112,5 @@ def _in_sync(lab: Lab) -> bool:
         return False
     status = lab.status(primary)
     backups = [lab.status(name)["role"] for name in lab.nodes if name != primary]
-    return set(status["members"]) == set(status["coordination"]["set"]) == set(lab.nodes) and backups == ["ready"]
+    in_sets = set(status.get("members", ())), set(status["coordination"]["set"])
+    return in_sets == (set(lab.nodes), set(lab.nodes)) and backups == ["ready"]
