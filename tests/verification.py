@@ -40,6 +40,7 @@ STATEMENTS = {
     "G6": "A log entry reaches the receive queue of each destination once, in source order, in whole transactions; a snapshot repairs a gap.",
     "away": "A backup that was away finds the log it needs up to `log_bytes_max`; operators are warned before and told what to do afterwards.",
     "broker-lacks": "A node whose broker lacks a vhost, a permission or a queue keeps the log, and leads only if an operator insists.",
+    "coordination": "With etcd a node takes over by itself, and what was confirmed is in its history; etcd away stops nothing else.",
     "expected-backups": "A new primary with `expected_backups` confirms nothing before they are in sync, or the time is over.",
     "fault-checker": "The checker of the fault tests finds the errors it exists for.",
     "growing": "A group that grows from one used broker to three nodes loses and duplicates nothing.",

@@ -81,6 +81,7 @@ class Applier:
         window_bytes_max: Most unconfirmed bytes, without those that full queues refuse.
         on_follow: Called before anything is applied while another node leads.
         may_write: Asked whether the sidecar's user has all rights in a vhost that applying needs.
+        set_objects: Carries out a change of the broker's users, policies and so on, up to an entry.
         doubt: The suspect entries over which the previous incarnation ended.
         refused: A message of the log that the broker refused, over which the previous incarnation ended, and the
             command that mends it.
@@ -107,10 +108,12 @@ class Applier:
         may_write: Callable[[str], Awaitable[bool]],
         doubt: SuspectEntries | None = None,
         refused: str = "",
+        set_objects: Callable[[pb.DefinitionsChange, int], Awaitable[None]] | None = None,
     ) -> None:
         self.doubt = doubt
         self.refused = refused
         self._may_write = may_write
+        self._set_objects = set_objects
         self.hurry = False
         self._on_follow = on_follow
         self._replica = replica
@@ -353,8 +356,18 @@ class Applier:
         elif kind == "topology":
             if (lane := await self._lane(run.topology.vhost, sequence)) is not None:
                 await self._topology(lane, run.topology, sequence)
+        elif kind == "definitions":
+            await self._change_objects(run.definitions, sequence)
         elif kind == "checkpoint" and sequence == self._replica.begins_at:
+            await self._change_objects(run.checkpoint.broker_objects, sequence)
             await self._carry_out(rows_of(run.checkpoint), sequence)
+
+    async def _change_objects(self, entry: pb.DefinitionsChange, sequence: int) -> None:
+        """An entry that this node itself wrote before it started again came from its broker: an old deletion would take what is there since."""
+        wrote_it = sequence <= self._read_upto and owner_of(self._replica.node.log.epoch_at(sequence)) == self._replica.node.me
+        if self._set_objects is not None and not wrote_it:
+            with self._waits.counted():
+                await self._set_objects(entry, sequence)
 
     async def _carry_out(self, rows: Iterable[Row], sequence: int) -> None:
         """Carries out the declarations of the log up to an entry."""

@@ -19,7 +19,7 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from shlex import quote
 
 from lrq_ha.errors import LrqError
@@ -49,11 +49,15 @@ class BrokerRights:
         replica: Its log names the vhosts; missing rights are noted in its `shortfall`.
         broker: The own broker; its vhost is replaced.
         on_change: Called when a right is missing, or no longer.
+
+    Attributes:
+        provide: Asked to make a vhost that this broker never had; tells whether it has.
     """
 
     def __init__(self, replica: Replica, broker: Address, on_change: Callable[[], None] = lambda: None) -> None:
         self._replica = replica
         self._broker = broker
+        self.provide: Callable[[str], Awaitable[bool]] = _provide_nothing
         self._on_change = on_change
         self._lock = asyncio.Lock()
         self._connections: dict[str, Connection] = {}
@@ -109,6 +113,8 @@ class BrokerRights:
         except VhostNotFound:
             if vhost in self._replica.entered:
                 return ""
+            if await self.provide(vhost):
+                return await self._try_out(vhost)
             return f"its broker has no vhost '{vhost}': rabbitmqctl add_vhost {quote(vhost)} && {todo}"
         except ConnectionLimit:
             raise
@@ -128,6 +134,10 @@ class BrokerRights:
             raise
         self._connections[vhost] = connection
         return ""
+
+
+async def _provide_nothing(_vhost: str) -> bool:
+    return False
 
 
 async def _use_a_queue(connection: Connection, name: str) -> None:

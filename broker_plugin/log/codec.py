@@ -27,11 +27,11 @@ T = TypeVar("T")
 # The version that this node writes in the log and speaks to other nodes, and the oldest that it understands. A new kind
 # of entry, record or message needs a new number, as does a field that must be understood. Other fields may be passed
 # over.
-PROTOCOL, PROTOCOL_MIN = 1, 1
+PROTOCOL, PROTOCOL_MIN = 2, 1
 WRITER = pb.Writer(software=__version__, protocol=PROTOCOL)
 RUN_THE_NEWER = "Upgrade this node (docs/operations/maintenance.md)"
 
-LEADER, FIRST, LAST, PREVIOUS, SAFE, EPOCH, SETS, RENEWAL = (
+LEADER, FIRST, LAST, PREVIOUS, SAFE, EPOCH, SETS, RENEWAL, RECORD = (
     "x-lrq-leader",
     "x-lrq-first",
     "x-lrq-last",
@@ -40,6 +40,7 @@ LEADER, FIRST, LAST, PREVIOUS, SAFE, EPOCH, SETS, RENEWAL = (
     "x-lrq-epoch",
     "x-lrq-sets",
     "x-lrq-renewal",
+    "x-lrq-record",
 )
 FENCE, FENCE_OUT, OPEN = "x-lrq-fence", "x-lrq-fence-out", "x-lrq-open"
 SOFTWARE = "x-lrq-software"  # of an OPEN: the version that writes what follows
@@ -72,6 +73,8 @@ def batch_headers(batch: BatchHeader, safe: int) -> dict[str, Any]:
         headers[SETS] = _flat_sets(batch.sets)
     if batch.renewal:
         headers[RENEWAL] = batch.renewal
+    if batch.record:
+        headers[RECORD] = batch.record
     return headers
 
 
@@ -140,6 +143,7 @@ def parse_batch(headers: dict[str, Any]) -> tuple[BatchHeader, int]:
         values = [int(headers[key]) for key in (EPOCH, FIRST, LAST, PREVIOUS, LEADER, SAFE)]
         sets = _parse_sets(headers.get(SETS, ""))
         renewal = int(headers.get(RENEWAL, 0))
+        record = int(headers.get(RECORD, 0))
     except (KeyError, TypeError, ValueError) as error:
         raise MalformedInput(f"a batch whose headers are incomplete or wrong: {error}") from error
     epoch, first, last, previous, leader, safe = values
@@ -147,7 +151,7 @@ def parse_batch(headers: dict[str, Any]) -> tuple[BatchHeader, int]:
         raise MalformedInput(f"a batch whose headers contradict each other: entries {first} to {last} of epoch {epoch}, leader {leader}")
     if renewal and (first != last or abs(renewal) > first):
         raise MalformedInput(f"a batch of entries {first} to {last} that is said to belong to the renewal at {abs(renewal)}")
-    return BatchHeader(epoch, first, last, previous, leader, sets, renewal), safe
+    return BatchHeader(epoch, first, last, previous, leader, sets, renewal, record), safe
 
 
 def parts_of(headers: dict[str, Any], body: bytes) -> list[tuple[dict[str, Any], bytes]]:
@@ -236,11 +240,12 @@ def _log_to_pb(log: LogState) -> pb.LogState:
         head=log.head,
         base=log.base,
         joining=log.joining,
+        record=log.record,
     )
 
 
 def _log_from_pb(log: pb.LogState) -> LogState:
-    return LogState(log.top, log.end, *history_from_pb(log), log.in_set, log.lost_host, log.head, log.base, log.joining)
+    return LogState(log.top, log.end, *history_from_pb(log), log.in_set, log.lost_host, log.head, log.base, log.joining, record=log.record)
 
 
 def _hello_to_pb(hello: Hello) -> pb.Hello:
@@ -256,6 +261,7 @@ def _hello_to_pb(hello: Hello) -> pb.Hello:
         protocol=PROTOCOL,
         protocol_min=PROTOCOL_MIN,
         shared=dict(hello.shared),
+        priority=hello.priority,
     )
 
 
@@ -269,7 +275,7 @@ def _hello_from_pb(role: Role, h: pb.Hello) -> Hello:
         todo = "upgrade the older one, through a version between them if there is one (docs/operations/maintenance.md)"
         raise UnsuitableVersion(f"it runs {spoken}; this node runs lrq-ha {__version__}, which speaks {_span(PROTOCOL_MIN, PROTOCOL)}: {todo}")
     shared = tuple(sorted(h.shared.items()))
-    return Hello(role, _log_from_pb(h.log), h.leading, h.following, h.wants_answer, h.paused, h.lacks, h.software, shared)
+    return Hello(role, _log_from_pb(h.log), h.leading, h.following, h.wants_answer, h.paused, h.lacks, h.software, shared, h.priority)
 
 
 def encode_control(sender: int, group: str, message: Message) -> bytes:
@@ -286,13 +292,13 @@ def encode_control(sender: int, group: str, message: Message) -> bytes:
             control.lead.CopyFrom(pb.Lead(epoch=epoch, in_set=in_set, log=_log_to_pb(log)))
         case Following(epoch, start, diverged, log):
             control.following.CopyFrom(pb.Following(epoch=epoch, start=start, diverged=diverged, log=_log_to_pb(log)))
-        case Heartbeat(epoch, safe, end, applied, arriving):
-            control.heartbeat.CopyFrom(pb.Heartbeat(epoch=epoch, safe=safe, end=end, applied=applied, arriving=arriving))
+        case Heartbeat(epoch, safe, end, applied, arriving, progress):
+            control.heartbeat.CopyFrom(pb.Heartbeat(epoch=epoch, safe=safe, end=end, applied=applied, arriving=arriving, progress=progress))
         case Superseded(top):
             control.superseded.top = top
-        case Handover(epoch, end, given):
+        case Handover(epoch, end, given, to):
             flat = [sequence for span in given or () for sequence in span]
-            control.handover.CopyFrom(pb.Handover(epoch=epoch, end=end, clean=given == (), given=flat))
+            control.handover.CopyFrom(pb.Handover(epoch=epoch, end=end, clean=given == (), given=flat, to=to))
     return control.SerializeToString()
 
 
@@ -321,13 +327,13 @@ def decode_control(body: bytes, group: str) -> tuple[int, Message]:
             message = Following(f.epoch, f.start, f.diverged, _log_from_pb(f.log))
         case "heartbeat":
             b = control.heartbeat
-            message = Heartbeat(b.epoch, b.safe, b.end, b.applied, b.arriving)
+            message = Heartbeat(b.epoch, b.safe, b.end, b.applied, b.arriving, b.progress)
         case "superseded":
             message = Superseded(control.superseded.top)
         case "handover":
             told = control.handover
             given = tuple(zip(told.given[::2], told.given[1::2])) or (() if told.clean else None)
-            message = Handover(told.epoch, told.end, given)
+            message = Handover(told.epoch, told.end, given, told.to)
         case _:
             raise MalformedInput("a control message of an unknown kind")
     return control.sender, message

@@ -28,6 +28,7 @@ from lrq_ha.routing.sink import Sink
 from lrq_ha.routing.statuses import Statuses, Told
 
 from ..amqp import declarations, frames
+from ..definitions.logged import LoggedObjects
 from . import codec
 from .catalog import Catalog
 from .producers import ProducerKeys
@@ -50,6 +51,7 @@ class Index:
         tallies: The lengths of the primary's queues, for a backup; a primary knows its own.
         passes: Messages that a renewal has to move (R17).
         departures: Queues known for a while only.
+        broker_objects: What operators have set at the primary's broker: users, policies and so on.
         last_publish: The last entry that is a publish.
         log_id: The identity of the group's log, by its last MARKER or CHECKPOINT; empty: it has none yet.
         writer: The version that has written the log, by its last MARKER or CHECKPOINT.
@@ -67,6 +69,7 @@ class Index:
         self.tallies = QueueTallies()
         self.passes = Passes()
         self.departures = RetiredQueues()
+        self.broker_objects = LoggedObjects()
         self.last_publish = 0
         self.log_id = b""
         self.writer = __version__
@@ -126,6 +129,8 @@ class Index:
                 self._note_of_sites(run, kind, first)
             case "topology":
                 self._note_topology(run.topology, first)
+            case "definitions":
+                self.broker_objects.noted(first, run.definitions)
             case "tally" if sweep:  # a node knows its own queues
                 declaration = self.declared.declarations.get((run.tally.vhost, run.tally.queue), b"")
                 keeps = declarations.keeps_dead_letters(declarations.queue_arguments(declaration))
@@ -213,10 +218,13 @@ class Index:
         self.commits.cut(first)
         self.tallies.cut(first)
         self.passes.cut(first)
+        self.broker_objects.cut(first)
 
     def safe(self, upto: int) -> None:
         """Nothing up to this entry will be cut off."""
-        self.declared.safe(upto, self.filter.reached())
+        reached = self.filter.reached()
+        self.declared.safe(upto, reached)
+        self.broker_objects.safe(upto, reached)
         self.dedup.safe(upto)
         self.filter.safe(upto)
         self.sink.safe(upto)
@@ -241,6 +249,8 @@ class Index:
             writer=codec.WRITER,
             log_id=self.log_id,
             commits=self.commits.rows(),
+            broker_objects=self.broker_objects.export(),
+            record=log.record,
             moving=[pb.MovingQueue(vhost=key[0], queue=key[1], before=before) for key, before in self.passes.unfinished().items()],
         )
 
@@ -261,4 +271,5 @@ class Index:
         self.sink.load(entry.received, sequence - 1)
         self.declared.restore(sequence, entry)
         self.commits.load(entry.commits)
+        self.broker_objects.restore(entry.broker_objects)
         self.statuses.load(Told(kept.sequence, pb.Status.FromString(kept.body)) for kept in entry.statuses)

@@ -372,6 +372,11 @@ class Streams:
             return None
 
     @property
+    def broker_version(self) -> str:
+        """The broker's version, as it says; empty: not connected yet."""
+        return str(self._connection.server_properties.get("version", "")) if self._connection else ""
+
+    @property
     def waiting(self) -> bool:
         """Whether a record of the log is not confirmed yet."""
         return bool(self._log_waits)

@@ -9,6 +9,7 @@ from typing import Any
 
 from pamqp import commands
 
+from lrq_ha.errors import LrqError
 from lrq_ha.routing import names
 
 from ..amqp import encode, frames, reply_codes
@@ -113,7 +114,11 @@ def cancel(session: ClientSession, channel: ClientChannel, _kind: int, payload: 
 def get(session: ClientSession, channel: ClientChannel, _kind: int, payload: bytes) -> None:
     """basic.get."""
     method: Any = decode_method(payload)
-    answer = routing_queues.receivers_answer(session, method.queue)
+    try:
+        answer = routing_queues.receivers_answer(session, method.queue)
+    except LrqError as error:
+        closing.refuse(session, channel, reply_codes.ACCESS_REFUSED, f"ACCESS_REFUSED - {error}", method.index)
+        return
     if answer is not None:
         _answer_get(session, channel.number, method.queue, answer)
         return

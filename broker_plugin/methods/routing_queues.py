@@ -11,7 +11,7 @@ Rules:
   answer is the greatest number of any vhost.
 - A question is a passive declaration. The answer to a client library is in the two counts of declare-ok (pika takes only an answer that names the
   queue it asked for), the answer to another sidecar in the name, which has room for 255 bytes, and in the counts. A receiver's question is a
-  basic.get: the answer is a message that the door makes.
+  basic.get: the answer is a message that the door makes. A position is told to the user of its receiver only.
 """
 
 from __future__ import annotations
@@ -138,9 +138,13 @@ def _transmit(session: ClientSession, channel: ClientChannel, queue: str, header
     _check_request(transaction.request_id)
     for destination in destinations:
         _check_destination(session, destination)
-        if destination in transaction.path:
-            passed = " > ".join((*transaction.path, session.door.group))
-            raise _Unroutable(f"destination '{destination}' has had this transaction already, which has come by {passed}")
+    passed = [destination for destination in destinations if destination in transaction.path]
+    if passed and len(passed) == len(destinations):
+        way = " > ".join((*transaction.path, session.door.group))
+        listed = ", ".join(f"'{destination}'" for destination in passed)
+        raise _Unroutable(f"destination {listed} has had this transaction already, which has come by {way}")
+    if passed:
+        chain.leave_out(transaction, passed)
     _check_number(session, identity)
     transaction.source = session.door.group
     transaction.replication_id = str(identity)
@@ -242,12 +246,19 @@ def _receive(session: ClientSession, channel: ClientChannel, queue: str, body: b
 
 
 def receivers_answer(session: ClientSession, question: str) -> bytes | None:
-    """The body that answers a receiver's basic.get; None: not a question."""
+    """The body that answers a receiver's basic.get; None: not a question.
+
+    Raises:
+        LrqError: The user may not ask it.
+    """
     if not names.is_routing(session.vhost):
         return None
     if question.startswith(names.POSITION_QUESTION):
         receiver, _, queue = question.removeprefix(names.POSITION_QUESTION).rpartition("/")
-        return session.replica.index.commits.of(receiver, queue).SerializeToString()
+        commit = session.replica.index.commits.of(receiver, queue)
+        if commit.user not in ("", session.user):
+            raise LrqError(f"the positions of receiver '{receiver}' belong to another user")
+        return commit.SerializeToString()
     if not question.startswith(names.RECEIVERS_QUESTION):
         return None
     client_name = question.removeprefix(names.RECEIVERS_QUESTION)

@@ -134,6 +134,11 @@ class DoorState(ABC, Generic[S]):
                     if delivery.queue == queue:
                         yield delivery
 
+    @property
+    def waiting_bytes(self) -> int:
+        """Bytes that wait for clients that do not keep up."""
+        return sum(self._full.values())
+
     def client_full(self, session: S, waiting_bytes: int) -> None:
         """A client does not keep up (0 bytes: it does again). Beyond the total limit, the client that has been behind longest is closed.
 
@@ -143,7 +148,7 @@ class DoorState(ABC, Generic[S]):
             self._full.pop(session, None)
             return
         self._full[session] = waiting_bytes  # an update keeps the client's place
-        total = sum(self._full.values())
+        total = self.waiting_bytes
         while total > self.config.client_buffers_bytes_max and len(self._full) > 1:
             slowest = next(iter(self._full))
             total -= self._full.pop(slowest)

@@ -14,6 +14,7 @@ from lrq_ha.errors import LrqError
 from lrq_ha.replication.roles import Role
 from lrq_ha.replication.settings import id_of_unnamed
 
+from .definitions import compare_logins
 from .list_nodes import Asking, Report, Target, add_command, ask_all, find_targets, named, primary_of, say_if_several, tell
 
 #: A renewal takes as long as the queues are deep.
@@ -140,7 +141,7 @@ def _add_drain(parser: argparse.ArgumentParser) -> None:
 
 
 def _promote(args: argparse.Namespace) -> int:
-    targets = find_targets(args.config, args.dir)
+    targets = find_targets(args)
     target = named(args.node, targets)
     group = [other for other in targets if other.group == target.group]
     # Refusals list names with commas, and can be pasted.
@@ -162,7 +163,7 @@ def _known_of(report: Report) -> str:
 
 
 def _remove(args: argparse.Namespace) -> int:
-    targets = find_targets(args.config, args.dir)
+    targets = find_targets(args)
     unnamed = id_of_unnamed(args.node) and all(target.name != args.node for target in targets)
     group = find_group(targets, args.group if unnamed else named(args.node, targets).group)
     print(tell(_leader(group), "remove", {"node": args.node, "dry_run": args.dry_run}))
@@ -170,15 +171,20 @@ def _remove(args: argparse.Namespace) -> int:
 
 
 def _switchover(args: argparse.Namespace) -> int:
-    targets = find_targets(args.config, args.dir)
+    targets = find_targets(args)
     group = find_group(targets, named(args.node, targets).group if args.node else args.group)
     body = {"node": args.node, "timeout_s": args.timeout, "force": args.force, "dry_run": args.dry_run}
-    print(tell(_primary(group), "switchover", body, args.timeout))
+    primary = _primary(group)
+    answer = tell(primary, "switchover", body, args.timeout)
+    if args.dry_run:
+        others = [target for target in group if target != primary and args.node in (None, target.name)]
+        answer = f"{answer}; {compare_logins(primary, others)}"
+    print(answer)
     return 0
 
 
 def _demote(args: argparse.Namespace) -> int:
-    group = find_group(find_targets(args.config, args.dir), args.group)
+    group = find_group(find_targets(args), args.group)
     primary = _primary(group)
     body = {"timeout_s": args.timeout, "force": args.force, "dry_run": args.dry_run}
     print(tell(primary, "demote", body, args.timeout))
@@ -189,7 +195,7 @@ def _demote(args: argparse.Namespace) -> int:
 
 
 def _renew(args: argparse.Namespace) -> int:
-    group = find_group(find_targets(args.config, args.dir), args.group)
+    group = find_group(find_targets(args), args.group)
     body = {
         "timeout_s": args.timeout,
         "force": args.force,
@@ -201,7 +207,7 @@ def _renew(args: argparse.Namespace) -> int:
 
 
 def _pause(args: argparse.Namespace) -> int:
-    group = find_group(find_targets(args.config, args.dir), args.group)
+    group = find_group(find_targets(args), args.group)
     failed = _not_told(group, paused=args.paused)
     if failed == len(group):
         raise LrqError("no node was told", todo="Are the sidecars running?")
@@ -245,7 +251,7 @@ def _leader(group: Sequence[Target]) -> Target:
 
 def find_primary(args: argparse.Namespace) -> Target:
     """The primary of the group that the arguments name. Raises LrqError if none answers."""
-    return _primary(find_group(find_targets(args.config, args.dir), args.group))
+    return _primary(find_group(find_targets(args), args.group))
 
 
 def _primary(group: Sequence[Target]) -> Target:

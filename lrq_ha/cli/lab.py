@@ -32,6 +32,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     up = _command(commands, "up", _up, "start a lab and stay in the foreground; Ctrl-C ends it")
     up.add_argument("--group", action="append", type=_group, metavar="NAME=NODES", help="a group and its size (default: east=2 west=1)")
     up.add_argument("--broker", metavar="VERSION", help="RabbitMQ version, as 3.10, 4.0 or 4.3 (default: the distribution's own)")
+    up.add_argument("--coordination", choices=("static", "etcd"), default="static",
+                    help="who gives the right to be primary: an operator (static, the default), or an etcd of the lab's own")
     kind = up.add_mutually_exclusive_group()
     kind.add_argument("--brokers-only", action="store_true", help="without sidecars")
     kind.add_argument("--tls", action="store_true", help="doors that take TLS only, with certificates of the lab's own; sidecars use TLS, too")
@@ -40,7 +42,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     for name, act, text in (("kill", Lab.kill, "SIGKILL"), ("stop", Lab.stop, "SIGSTOP: it stalls"), ("cont", Lab.cont, "SIGCONT"),
                             ("start", Lab.start, "start again what was killed, with its data")):
         command = _command(commands, name, _act(act), text)
-        command.add_argument("target", metavar="TARGET", help="a node (e1) or a part of it (e1.broker, e1.sidecar)")
+        command.add_argument("target", metavar="TARGET", help="a node (e1), a part of it (e1.broker, e1.sidecar), or etcd")
     ctl = _command(commands, "ctl", _ctl, "run rabbitmqctl on a node's broker; its output and exit status are passed on")
     ctl.add_argument("node", metavar="NODE", help="a node (e1)")
     ctl.usage = "%(prog)s [-h] [--dir DIR] NODE ARGS…"
@@ -78,7 +80,8 @@ def _end(number: int, frame: FrameType | None) -> None:
 
 
 def _up(arguments: argparse.Namespace) -> int:
-    lab = Lab(_once(arguments.group or DEFAULT_GROUPS), arguments.dir, arguments.broker, brokers_only=arguments.brokers_only, tls=arguments.tls)
+    lab = Lab(_once(arguments.group or DEFAULT_GROUPS), arguments.dir, arguments.broker, brokers_only=arguments.brokers_only, tls=arguments.tls,
+              coordination={} if arguments.coordination == "etcd" else None)
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _end)
     started = time.monotonic()
@@ -127,7 +130,9 @@ def _advice(lab: Lab, arguments: argparse.Namespace) -> str:
              ("lab down", "end the lab")]
     if not arguments.brokers_only:
         tries.insert(1, ("list", "positions, lag and in-sync set"))
-        if backup:
+        if lab.etcd:
+            tries.insert(-1, ("lab kill etcd", "lose etcd: the primary goes on, and no other takes over"))
+        elif backup:
             tries.insert(3, (f"promote {backup} --down {first}", f"make {backup} the primary after that"))
     rows = [(f"{program} {command}{where}", text) for command, text in tries]
     rows.insert(-1, (f"{program} lab ctl{where} {first} list_queues", "rabbitmqctl on its broker"))
@@ -161,6 +166,8 @@ def _status(arguments: argparse.Namespace) -> int:
             except LabError:
                 role = "does not answer"
         rows.append((name, node.group, role, *parts))
+    if lab.etcd:
+        rows.append(("etcd", "", "", _process_state(processes["etcd"]), ""))
     print(_table(rows))
     return 0
 

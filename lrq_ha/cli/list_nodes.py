@@ -11,6 +11,7 @@ import http.client
 import json
 import os
 import shutil
+import ssl
 import sys
 import threading
 import time
@@ -18,17 +19,20 @@ import urllib.error
 import urllib.request
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from lrq_ha.direct_http import NOT_HTTP, http_open
+from broker_plugin.amqp.tls import client_files
+from lrq_ha.direct_http import NOT_HTTP, PLAIN, HttpAccess
 from lrq_ha.errors import LrqError
 from lrq_ha.replication.positions import epoch_name
 from lrq_ha.replication.roles import Role
 from lrq_ha.sidecar import config as configuration
+from lrq_ha.sidecar.http.tokens import read_tokens
+from lrq_ha.sidecar.tables import TlsTable
 
 from .list_sites import site_lines
 from .text import align_table, format_cell, format_size, one_line, wrap_remark
@@ -61,12 +65,14 @@ class Target:
     Attributes:
         http: Base URL of its sidecar, without a slash at the end.
         config: Its configuration; None: it is on another machine.
+        access: Token and TLS for requests to it.
     """
 
     name: str
     group: str
     http: str
     config: Path | None = None
+    access: HttpAccess = field(default=PLAIN, compare=False)
 
 
 @dataclass(frozen=True)
@@ -97,29 +103,31 @@ class Report:
 # ---- the list of nodes -----------------------------------------------------------------------------------------------
 
 
-def find_targets(config: Path | None, directory: Path | None) -> list[Target]:
+def find_targets(args: argparse.Namespace) -> list[Target]:
     """The nodes meant by the options of a command (see the help of `lrq-ha list`).
 
     Raises:
         LrqError: No source of nodes, or it cannot be used.
     """
-    if directory:
-        return _from_lab(directory / "lab.json")
-    if config := config or (Path(name) if (name := os.environ.get(CONFIG_VARIABLE)) else None):
-        return _from_config(config)
+    token_file: Path | None = args.token_file
+    if args.dir:
+        return _from_lab(args.dir / "lab.json", token_file, args.ca)
+    if config := args.config or (Path(name) if (name := os.environ.get(CONFIG_VARIABLE)) else None):
+        return _from_config(config, token_file, args.ca)
     if (default := LAB_DIRECTORY / "lab.json").exists():
-        return _from_lab(default)
+        return _from_lab(default, token_file, args.ca)
     raise LrqError(
         f"no nodes are known: there is no {default} here and {CONFIG_VARIABLE} is not set",
         todo="Name a node's configuration with --config FILE or a lab's folder with --dir DIR, or start a lab with `lrq-ha lab up`",
     )
 
 
-def _from_lab(file: Path) -> list[Target]:
+def _from_lab(file: Path, token_file: Path | None, ca: str) -> list[Target]:
     try:
         groups = json.loads(file.read_text("utf-8"))["groups"]
+        access = _access([], token_file, TlsTable.model_validate({"ca": ca}))
         targets = [
-            Target(name, group, node["http"].rstrip("/"), Path(node["config"]) if "config" in node else None)
+            Target(name, group, node["http"].rstrip("/"), Path(node["config"]) if "config" in node else None, access)
             for group, of in groups.items()
             for name, node in of["nodes"].items()
         ]
@@ -132,13 +140,25 @@ def _from_lab(file: Path) -> list[Target]:
         raise LrqError(f"{file} is not the description of a lab ({error!r})", todo="Start the lab again") from error
 
 
-def _from_config(file: Path) -> list[Target]:
+def _from_config(file: Path, token_file: Path | None, ca: str) -> list[Target]:
     config = configuration.read(file)
     host, _, port = config.http.listen.rpartition(":")
     # A sidecar that listens on all addresses is reached on this machine's own.
     host = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}.get(host, host)
-    own = Target(config.node.name, config.node.group, f"http://{host}:{port}", file)
-    return [own, *(Target(peer.name, config.node.group, peer.http.rstrip("/")) for peer in config.peers)]
+    own = f"http{'s' if config.http.tls else ''}://{host}:{port}"
+    nodes = [(config.node.name, own, file), *((peer.name, peer.http.rstrip("/"), None) for peer in config.peers)]
+    if token_file is None and config.http.token_file:
+        token_file = Path(config.http.token_file)
+    access = _access([url for _, url, _ in nodes], token_file, config.tls.model_copy(update={"ca": ca} if ca else {}))
+    return [Target(name, config.node.group, url, where, access) for name, url, where in nodes]
+
+
+def _access(urls: Sequence[str], token_file: Path | None, tls: TlsTable) -> HttpAccess:
+    """Token and TLS for requests to these URLs. Raises LrqError if a file that they need cannot be used."""
+    token = read_tokens(token_file)[0] if token_file else ""
+    uses_tls = any(url.startswith("https:") for url in urls)
+    files = client_files(tls.ca, tls.certificate, tls.key, tls.minimum_version) if uses_tls else None
+    return HttpAccess(token, files.context if files else None) if token or files else PLAIN
 
 
 def named(name: str, targets: Sequence[Target]) -> Target:
@@ -155,7 +175,7 @@ def ask(target: Target) -> Report:
     """One node's status; a node that does not answer within STATUS_TIMEOUT_S gives a report that says so."""
     url = f"{target.http}/status"
     try:
-        with http_open(url, timeout=STATUS_TIMEOUT_S) as answer:
+        with target.access.open(url, timeout=STATUS_TIMEOUT_S) as answer:
             status = json.load(answer)
     except (OSError, ValueError, http.client.HTTPException) as error:
         return Report(target, {}, f"tried {url}: {_reason(error, STATUS_TIMEOUT_S)}")
@@ -194,6 +214,8 @@ def _reason(error: Exception, limit_s: float) -> str:
     inner = error.reason if isinstance(error, urllib.error.URLError) and isinstance(error.reason, Exception) else error
     if isinstance(inner, TimeoutError):
         return f"nothing within {limit_s:g} s"
+    if isinstance(inner, ssl.SSLCertVerificationError):
+        return f"its certificate is not trusted ({inner.verify_message}): name who signs it with --ca, or in [tls] of the configuration"
     if isinstance(inner, http.client.HTTPException) and not isinstance(inner, OSError):
         return NOT_HTTP
     return str(getattr(inner, "strerror", None) or inner or type(inner).__name__).lower()
@@ -208,7 +230,7 @@ def tell(target: Target, command: str, body: dict[str, Any], longer_s: float = 0
     url = f"{target.http}/{command}"
     request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
     try:
-        with http_open(request, timeout=COMMAND_TIMEOUT_S + longer_s) as answer:
+        with target.access.open(request, timeout=COMMAND_TIMEOUT_S + longer_s, authorized=True) as answer:
             return _text(answer.read())
     except urllib.error.HTTPError as refusal:
         raise refused(target, refusal) from refusal
@@ -256,7 +278,21 @@ def as_text(reports: Sequence[Report], width: int | None) -> str:
         line for report, name in zip(reports, names) if (why := _why(report)) for line in wrap_remark(name.ljust(name_width), why, width)
     ]
     sites = [line for group, primary in primaries.items() if primary for line in site_lines(group, primary.status, width)]
-    return "\n".join([*lines, *([""] if reasons else []), *reasons, *sites])
+    etcd = [line for group in primaries if (line := _etcd_line(group, reports))]
+    return "\n".join([*lines, *([""] if reasons else []), *reasons, *etcd, *sites])
+
+
+def _etcd_line(group: str, reports: Sequence[Report]) -> str:
+    """What etcd has of a group, by a node that etcd answers; empty with static coordination."""
+    told = [found for report in reports if report.target.group == group and (found := report.status.get("coordination"))]
+    answered = [found for found in told if found["etcd"] == "answers"]
+    if not told:
+        return ""
+    if not answered:
+        return f"{group}: etcd answers no node: no node takes an epoch, and no silent node is taken out of the set"
+    newest = max(answered, key=lambda found: int(found["version"]))
+    leader = f"{newest['leader']} has the lease" if newest["leader"] else "no node has the lease"
+    return one_line(f"{group}: etcd: {leader}; in the set: {', '.join(newest['set']) or 'no node'}")
 
 
 def _why(report: Report) -> str:
@@ -264,6 +300,9 @@ def _why(report: Report) -> str:
     reason = str(report.status.get("reason") or "")
     if report.status.get("paused") and "paused" not in reason:
         reason += "; paused: takes no epoch by itself until lrq-ha resume"
+    etcd = report.status.get("coordination") or {}
+    if etcd.get("etcd", "answers") != "answers":
+        reason += f"; since {datetime.fromtimestamp(etcd['since']).isoformat(' ', 'seconds')}: {etcd['etcd']}"
     return ": ".join(filter(None, (report.since(), reason))) or report.failure
 
 
@@ -345,14 +384,20 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def add_command(
-    subparsers: argparse._SubParsersAction[argparse.ArgumentParser], name: str, summary: str, description: str, epilog: str
+    subparsers: argparse._SubParsersAction[argparse.ArgumentParser], name: str, summary: str, description: str, epilog: str, *, ca: bool = True
 ) -> argparse.ArgumentParser:
+    """Adds a command that asks nodes. `ca`: it gets the option --ca; else the command has one of its own."""
     parser = subparsers.add_parser(
         name, help=summary, description=description, epilog=f"{_WHERE}\n{epilog}", formatter_class=argparse.RawDescriptionHelpFormatter
     )
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--config", type=Path, metavar="FILE", help="configuration of a node: it and its peers are asked")
     where.add_argument("--dir", type=Path, metavar="DIR", help="folder of a lab: all of its nodes are asked")
+    parser.add_argument("--token-file", type=Path, metavar="FILE", help="has the nodes' token (default: http.token_file of the configuration)")
+    if ca:
+        parser.add_argument(
+            "--ca", default="", metavar="FILE", help="who may sign the nodes' certificates for https:// (PEM; default: [tls] of the configuration)"
+        )
     return parser
 
 
@@ -364,7 +409,7 @@ def _width() -> int | None:
 def _list(args: argparse.Namespace) -> int:
     while True:
         # Found each time: a lab may have been started again on other ports.
-        reports = ask_all(find_targets(args.config, args.dir))
+        reports = ask_all(find_targets(args))
         if args.watch and args.format == "text":
             # On a terminal each table takes the place of the one before; else an empty line parts them.
             print("\x1b[H\x1b[2J", end="") if sys.stdout.isatty() else print()

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 
 from lrq_ha import __version__, demo
-from lrq_ha.cli import adopt, commands, lab, list_nodes, peek, reinit, republish, resync, sidecar
+from lrq_ha.cli import adopt, commands, coordination, definitions, lab, list_nodes, peek, reinit, republish, resync, sidecar
 from lrq_ha.cli.text import one_line
 from lrq_ha.errors import LrqError
 
@@ -55,6 +55,8 @@ def parser() -> argparse.ArgumentParser:
     resync.add_parser(subparsers)
     republish.add_parser(subparsers)
     adopt.add_parser(subparsers)
+    definitions.add_parser(subparsers)
+    coordination.add_parser(subparsers)
     lab.add_parser(subparsers)
     demo.add_parser(subparsers)
     return top

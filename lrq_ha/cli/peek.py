@@ -19,7 +19,6 @@ import pika
 
 from broker_plugin.amqp.address import Address
 from lrq_ha import urls
-from lrq_ha.direct_http import http_open
 from lrq_ha.errors import LrqError, MalformedInput
 from lrq_ha.routing.names import ROUTING_VHOST, SEND_LOG_ENTRIES, SEND_SNAP_SYNC, parse_recv_queue
 from lrq_ha.sidecar import config as configuration
@@ -51,6 +50,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "examples:\n  lrq-ha peek LRQ_Status --from first\n  lrq-ha peek LRQ_Recv_orders_east --group west --payload json --follow\n"
         "  lrq-ha peek LRQ_Send_LogEntries --from 1200 --count 50 --format json\n"
         "  lrq-ha peek LRQ_Recv_orders_east --to amqp://app:SECRET@192.0.2.2:5673",
+        ca=False,
     )
     peek.add_argument("queue", metavar="QUEUE", type=_queue, help="the queue's name")
     add_group(peek)
@@ -130,13 +130,13 @@ class _Place:
     Attributes:
         name: For texts.
         address: Of the broker or door, with the user.
-        http: Base URL of the node's sidecar; empty: not known.
+        target: The node; None: not known.
         is_broker: It is a broker; None: not known.
     """
 
     name: str
     address: Address
-    http: str = ""
+    target: Target | None = None
     is_broker: bool | None = None
 
 
@@ -149,7 +149,7 @@ def _find_place(args: argparse.Namespace) -> _Place:
             raise MalformedInput(f"The address in --to {fault}", todo=f"Give amqp://USER:PASSWORD@HOST:PORT; {urls.PASSWORD_RULE}")
         address = door_options.address(args)
         return _Place(f"{address.host}:{address.port}", address)
-    targets = find_targets(args.config, args.dir)
+    targets = find_targets(args)
     if args.node:
         group = find_group(targets, args.group or named(args.node, targets).group)
         return _place_of(named(args.node, group), group)
@@ -173,11 +173,11 @@ def _place_of(target: Target, group: Sequence[Target]) -> _Place:
                 f"the broker of {name} expects the PROXY protocol, which peek does not speak",
                 todo="Read at the primary's door, with --to: it gives out LRQ_Recv_* and LRQ_Status",
             )
-        return _Place(name, address, target.http, is_broker=True)
+        return _Place(name, address, target, is_broker=True)
     for config in (configuration.read(other.config) for other in group if other.config):
         for peer in config.peers:
             if peer.name == target.name:
-                return _Place(name, config.door_address(peer.door, ROUTING_VHOST), target.http, is_broker=False)
+                return _Place(name, config.door_address(peer.door, ROUTING_VHOST), target, is_broker=False)
     raise LrqError(f"the address of {name} is not known here", todo="Name it with --to")
 
 
@@ -224,7 +224,7 @@ def _missing(queue: str, place: _Place) -> LrqError:
     what = f"{place.name} has no queue {queue} in vhost {ROUTING_VHOST}"
     if parse_recv_queue(queue) is None:
         return LrqError(what, todo="A sidecar makes it at its start: did one run beside this broker?")
-    known = _receive_queues(place.http) if place.http else None
+    known = _receive_queues(place.target) if place.target else None
     if known is None:
         return LrqError(what, todo="A receive queue appears with the first batch from that site: check the name, or wait for it")
     if queue in known:
@@ -236,10 +236,10 @@ def _missing(queue: str, place: _Place) -> LrqError:
     return LrqError(what, todo=f"It appears with the first batch from that site. Receive queues there: {listed}")
 
 
-def _receive_queues(http: str) -> list[str] | None:
+def _receive_queues(target: Target) -> list[str] | None:
     """The receive queues of a node's group; None: its sidecar does not say."""
     try:
-        with http_open(f"{http}/queues", timeout=STATUS_TIMEOUT_S) as answer:
+        with target.access.open(f"{target.http}/queues", timeout=STATUS_TIMEOUT_S) as answer:
             found = json.load(answer)
     except (OSError, ValueError):
         return None

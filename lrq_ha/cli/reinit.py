@@ -14,7 +14,6 @@ import urllib.error
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from lrq_ha.direct_http import http_open
 from lrq_ha.errors import LrqError
 
 from .list_nodes import Target, add_command, find_targets, named, refused, tell
@@ -45,7 +44,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def _open_tail(target: Target) -> Any:
     """Opens a node's tail. Raises LrqError if the node refuses, OSError or HTTPException if it does not answer."""
     try:
-        return http_open(f"{target.http}/tail", timeout=READ_TIMEOUT_S)
+        return target.access.open(f"{target.http}/tail", timeout=READ_TIMEOUT_S, authorized=True)
     except urllib.error.HTTPError as refusal:
         raise refused(target, refusal) from refusal
 
@@ -71,7 +70,7 @@ def _may_save(target: Target, file: Path) -> None:
 
 
 def _reinit(args: argparse.Namespace) -> int:
-    target = named(args.node, find_targets(args.config, args.dir))
+    target = named(args.node, find_targets(args))
     if args.export:
         _may_save(target, args.export)
     would = tell(target, "reinit", {"force": args.force, "dry_run": True})  # a refusal comes before anything is saved

@@ -15,7 +15,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "resync",
         "bring a client's whole data to a site again",
         "Demands a full sync of CLIENT: at the source group for its sites, or at the sink group from a source. The client's provider sends a whole "
-        "snapshot, while deltas go on. The demand is kept over failovers, and waits for a site or a provider that is away.",
+        "snapshot, while deltas go on. The demand is kept over failovers, and waits for a site that is away; with --from, also for a provider.",
         "examples:\n  lrq-ha resync orders --group east --to west --dry-run\n  lrq-ha resync orders --group west --from east --reason 'lost rows'",
     )
     resync.add_argument("client", metavar="CLIENT", help="the log replication client")
@@ -24,7 +24,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     which.add_argument("--to-all", action="store_true", help="at the source: every site gets it")
     which.add_argument("--from", dest="source", metavar="SOURCE", help="at the sink: the source that sends it")
     add_group(resync)
-    resync.add_argument("--reason", default="", metavar="TEXT", help="for the logs and `lrq-ha list`")
+    resync.add_argument("--reason", default="", metavar="TEXT", help="for the provider, the logs and `lrq-ha list`")
     resync.add_argument("--dry-run", action="store_true", help="only say what would happen")
     resync.set_defaults(run=_resync)
 

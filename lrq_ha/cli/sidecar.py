@@ -93,16 +93,17 @@ def _run(args: argparse.Namespace) -> int:
         print(configuration.sample(), end="")
         return 0
     config = configuration.load(args.config)
-    exposed = configuration.exposed(args.config)
+    secrets = [args.config, *([Path(config.http.token_file)] if config.http.token_file else [])]
+    warnings = [text for text in (*map(configuration.exposed, secrets), configuration.unprotected(config)) if text]
     if args.check:
-        if exposed:
-            print(f"lrq-ha: warning: {exposed}", file=sys.stderr)
+        for text in warnings:
+            print(f"lrq-ha: warning: {text}", file=sys.stderr)
         peers = ", ".join(peer.name for peer in config.peers) or "none"
         sites = ", ".join(site.remote_id for site in config.sites) or "none"
         print(f"{args.config} is valid: node {config.node.name} (id {config.node.id}) of group {config.node.group}; peers: {peers}; sites: {sites}")
         return 0
     set_up_logging(args.log_level)
-    if exposed:
-        log.warning("%s", exposed)
+    for text in warnings:
+        log.warning("%s", text)
     # Imported only here: the other commands need not wait for the modules of a running sidecar.
     return int(importlib.import_module("lrq_ha.sidecar.process").run(config))

@@ -45,6 +45,7 @@ class NodePlan:
         broker_port, dist_port, door_port, http_port: Its ports on 127.0.0.1.
         epmd_port: Port of the lab's epmd.
         tls_port: The broker's port for TLS; 0 if the lab has none. The broker's port without TLS stays open.
+        management_port: The port of its management API; 0 if the lab has none.
         proxied: The broker's ports expect the PROXY protocol.
         ca, certificate, key: PEM files of a lab with TLS.
         listens_on: Address that the broker, the door and HTTP listen on.
@@ -61,6 +62,7 @@ class NodePlan:
     http_port: int
     epmd_port: int
     tls_port: int = 0
+    management_port: int = 0
     proxied: bool = False
     ca: Path = Path()
     certificate: Path = Path()
@@ -113,6 +115,8 @@ def write_broker(node: NodePlan, installation: Installation, passwords: Mapping[
         written |= {"listeners.ssl.1": f"127.0.0.1:{node.tls_port}", "ssl_options.cacertfile": str(node.ca),
                     "ssl_options.certfile": str(node.certificate), "ssl_options.keyfile": str(node.key),
                     "ssl_options.verify": "verify_peer", "ssl_options.fail_if_no_peer_cert": "true"}
+    if node.management_port:
+        written |= {"management.tcp.ip": "127.0.0.1", "management.tcp.port": str(node.management_port)}
     if node.proxied:
         written["proxy_protocol"] = "true"
     text = "".join(f"{key} = {value}\n" for key, value in (written | dict(settings)).items() if value)
@@ -176,7 +180,7 @@ def epmd_command(installation: Installation, port: int) -> list[str]:
 
 
 def write_sidecar(node: NodePlan, peers: Sequence[NodePlan], sites: Mapping[str, Sequence[NodePlan]], passwords: Mapping[str, str],
-                  door_keys: Mapping[str, Any]) -> None:
+                  door_keys: Mapping[str, Any], definitions: Sequence[str] = (), coordination: Mapping[str, Any] | None = None) -> None:
     """Writes the sidecar's configuration.
 
     Args:
@@ -185,6 +189,8 @@ def write_sidecar(node: NodePlan, peers: Sequence[NodePlan], sites: Mapping[str,
         sites: Destination groups and their nodes.
         passwords: Password of each user.
         door_keys: More keys of [door].
+        definitions: What operators set at a broker that is replicated.
+        coordination: Keys of [coordination]; None: static coordination.
     """
     def door(other: NodePlan) -> str:
         return other.url(other.door_port, SIDECAR_USER, passwords, other.host)
@@ -200,7 +206,10 @@ def write_sidecar(node: NodePlan, peers: Sequence[NodePlan], sites: Mapping[str,
         *(("[[peers]]", {"name": peer.name, "id": peer.number, "door": door(peer), "http": f"http://{peer.host}:{peer.http_port}"})
           for peer in peers),
         *(("[[sites]]", {"remote_id": site, "doors": [door(other) for other in nodes]}) for site, nodes in sites.items()),
-        ("[replication]", {"coordination": "static", "mode": "available"}),
+        *([("[definitions]", {"replicate": list(definitions), "management": f"http://127.0.0.1:{node.management_port}", "interval_s": 1.0})]
+          if node.management_port else []),
+        ("[replication]", {"coordination": "static" if coordination is None else "etcd", "mode": "available"}),
+        *([("[coordination]", dict(coordination))] if coordination is not None else []),
     ]
     # JSON's strings, numbers and lists are TOML's too.
     text = "\n".join("\n".join((head, *(f"{key} = {json.dumps(value)}" for key, value in table.items()), "")) for head, table in tables)

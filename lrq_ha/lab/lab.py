@@ -25,7 +25,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from lrq_ha.lab import brokers, files, folder, keeper, probe
+from lrq_ha.lab import brokers, etcd, files, folder, keeper, probe
 from lrq_ha.lab.certificates import Authority
 from lrq_ha.lab.errors import LabError, NoLab
 from lrq_ha.lab.node import LabNode
@@ -48,21 +48,26 @@ class Lab:
         sites: Destination groups of each group; all others if it is None.
         brokers_only: Leave out the sidecars; their ports are still allotted and their configurations written.
         vhosts: More vhosts, on which both users have all rights.
-        plugins: Broker plugins to enable.
+        plugins: Broker plugins to enable; rabbitmq_management listens on a port of its own.
+        definitions: What operators set at a broker that the sidecars replicate, as "users"; needs rabbitmq_management.
         tls: Doors take TLS only, and all connections of the sidecars use TLS; see `authority`.
         proxy_protocol: The brokers expect the PROXY protocol from every client.
         door: More keys of every sidecar's [door].
+        coordination: Keys of every sidecar's [coordination]: etcd coordinates, and the lab has one; None: static coordination.
         settings: More settings of every broker's rabbitmq.conf, or other values; an empty one leaves a setting out.
 
     Attributes:
         authority: The CA that signs certificates in a lab with TLS; None in any other, and in one that another process runs.
         ca: The authority's certificate (PEM), in any lab with TLS.
+        etcd: Addresses of the lab's etcd; empty if it has none.
     """
 
     def __init__(self, groups: Mapping[str, int], directory: Path | None = None, broker: str | None = None,
                  sites: Mapping[str, Sequence[str]] | None = None, *, brokers_only: bool = False,
-                 vhosts: Sequence[str] = (), plugins: Sequence[str] = (), tls: bool = False, proxy_protocol: bool = False,
-                 door: Mapping[str, Any] | None = None, settings: Mapping[str, str] | None = None) -> None:
+                 vhosts: Sequence[str] = (), plugins: Sequence[str] = (), definitions: Sequence[str] = (),
+                 tls: bool = False, proxy_protocol: bool = False,
+                 door: Mapping[str, Any] | None = None, settings: Mapping[str, str] | None = None,
+                 coordination: Mapping[str, Any] | None = None) -> None:
         _check_groups(groups, sites or {})
         self._groups = dict(groups)
         self._sites = {group: list(sites.get(group, ())) if sites is not None else [other for other in groups if other != group]
@@ -71,8 +76,11 @@ class Lab:
         self._temporary = self._claimed = directory is None
         self.directory = (directory or Path(tempfile.mkdtemp(prefix="lrq-lab-"))).absolute()
         self._brokers_only, self._vhosts, self._plugins = brokers_only, vhosts, plugins
+        self._definitions = definitions
         self._tls, self._proxied, self._door = tls, proxy_protocol, dict(door or {})
         self._settings = dict(settings or {})
+        self._coordination = None if coordination is None else dict(coordination)
+        self.etcd: list[str] = []
         self.authority: Authority | None = None
         self.ca: Path | None = None
         self._plans: dict[str, files.NodePlan] = {}
@@ -99,6 +107,7 @@ class Lab:
         lab._groups = {group: len(entry["nodes"]) for group, entry in groups.items()}
         lab.directory, lab._temporary, lab._keeper, lab._plans, lab._ports = directory.absolute(), False, None, {}, None
         lab._claimed = True
+        lab.etcd, lab._coordination = written.get("etcd", []), None
         lab.authority, lab.ca, lab._proxied = None, Path(ca) if ca else None, False
         lab._write_lock = threading.Lock()
         lab._primaries = {group: entry["primary"] for group, entry in groups.items()}
@@ -133,7 +142,7 @@ class Lab:
             self._begin(deadline)
             self._spawn_all("broker")
             for name in self.nodes:
-                self._wait_part(name, "broker", deadline)
+                self._wait_part(f"{name}.broker", deadline)
             if not self._brokers_only:
                 self._spawn_all("sidecar")
                 for name in self.nodes:
@@ -156,6 +165,9 @@ class Lab:
         self._claimed = True
         self._ports = ports = free_ports()
         epmd_port = next(ports)
+        if self._coordination is not None:
+            self.etcd = [f"http://127.0.0.1:{next(ports)}"]
+            self._etcd_command = etcd.command(self.directory / "etcd", _port(self.etcd[0]), next(ports))
         letters = [group[0] for group in self._groups]
         for group, count in self._groups.items():
             prefix = group[0] if letters.count(group[0]) == 1 else group
@@ -167,7 +179,8 @@ class Lab:
         for plan in self._plans.values():
             files.write_broker(plan, self._installation, passwords, self._vhosts, self._plugins, cookie, self._settings)
             files.write_sidecar(plan, [peer for peer in self._of(plan.group) if peer is not plan],
-                                {site: self._of(site) for site in self._sites[plan.group]}, passwords, self._door)
+                                {site: self._of(site) for site in self._sites[plan.group]}, passwords, self._door, self._definitions,
+                                None if self._coordination is None else {"endpoints": self.etcd, **self._coordination})
             self.nodes[plan.name] = LabNode(
                 plan.name, plan.group, plan.url(plan.door_port, files.APP_USER, passwords),
                 plan.url(plan.broker_port, files.APP_USER, passwords), f"http://127.0.0.1:{plan.http_port}",
@@ -175,7 +188,7 @@ class Lab:
 
     def _plan(self, name: str, number: int, group: str, ports: Iterator[int], epmd_port: int) -> files.NodePlan:
         plan = files.NodePlan(name, number, group, self.directory / name, next(ports), next(ports), next(ports), next(ports), epmd_port,
-                              proxied=self._proxied)
+                              management_port=next(ports) if "rabbitmq_management" in self._plugins else 0, proxied=self._proxied)
         if not self._tls:
             return plan
         self.authority = self.authority or Authority(self.directory / "certificates")
@@ -202,8 +215,8 @@ class Lab:
                 pass
         if self._ports is not None:
             self._ports.close()
-        for node in self.nodes:
-            shutil.rmtree(self.directory / node / "data", ignore_errors=True)
+        for data in (*(self.directory / node / "data" for node in self.nodes), self.directory / "etcd"):
+            shutil.rmtree(data, ignore_errors=True)
         if self._temporary:
             self.remove()
 
@@ -220,7 +233,7 @@ class Lab:
     # -- faults
 
     def kill(self, target: str) -> None:
-        """SIGKILLs a node ("e1") or a part of it ("e1.broker", "e1.sidecar"), and returns when it is gone."""
+        """SIGKILLs a node ("e1"), a part of it ("e1.broker", "e1.sidecar") or the lab's "etcd", and returns when it is gone."""
         self._signal(target, signal.SIGKILL)
 
     def stop(self, target: str) -> None:
@@ -237,18 +250,19 @@ class Lab:
         Raises:
             LabError: All of it is running, or it did not start.
         """
-        name, parts = self._parts(target)
-        dead = [part for part in parts if not self._runs(f"{name}.{part}")]
+        keys = self._keys(target)
+        dead = [key for key in keys if not self._runs(key)]
         if not dead:
             raise LabError(f"{target} is running", todo=f"Kill it first: lrq-ha lab kill {target}")
         deadline = time.monotonic() + timeout_s
-        for part in dead:
-            self._check_ports(name, part)
-            self._ask(do="spawn", key=f"{name}.{part}")
-            self._wait_part(name, part, deadline)
-        if "sidecar" in dead:
-            group = self.nodes[name].group
-            self._primaries[group] = self.primary(group)
+        for key in dead:
+            name, _, part = key.rpartition(".")
+            self._check_ports(key)
+            self._ask(do="spawn", key=key)
+            self._wait_part(key, deadline)
+            if part == "sidecar":
+                group = self.nodes[name].group
+                self._primaries[group] = self.primary(group)
         self._write()
 
     # -- asking
@@ -344,6 +358,10 @@ class Lab:
         self._ask(do="spawn", key="epmd", argv=files.epmd_command(self._installation, epmd_port),
                   env=files.python_environment(), cwd=str(self.directory), log=str(self.directory / "epmd.log"))
         self._wait("epmd", lambda: probe.listens(epmd_port), deadline)
+        if self.etcd:
+            self._ask(do="spawn", key=etcd.KEY, argv=self._etcd_command, env=files.python_environment(), cwd=str(self.directory),
+                      log=str(self.directory / "etcd.log"))
+            self._wait_part(etcd.KEY, deadline)
 
     def _ask(self, **request: Any) -> dict[str, Any]:
         """Has the keeper do something with the lab's processes: every start, signal or look goes through here."""
@@ -357,23 +375,24 @@ class Lab:
             raise LabError(f"The lab has no node {name!r}", todo=f"It has {', '.join(self.nodes)}")
         return self.nodes[name]
 
-    def _parts(self, target: str) -> tuple[str, list[str]]:
-        """The node and its parts that `target` names, of those that the lab has."""
+    def _keys(self, target: str) -> list[str]:
+        """The processes that `target` names, of those that the lab has."""
+        if target == etcd.KEY and self.etcd:
+            return [etcd.KEY]
         name, _, part = target.rpartition(".")  # a group's name, and so a node's, may hold dots
         if part not in _PARTS:
             name, part = target, ""
         self._node(name)
-        parts = [each for each in _PARTS if f"{name}.{each}" in self.processes() and part in ("", each)]
-        if not parts:
+        keys = [key for each in _PARTS if (key := f"{name}.{each}") in self.processes() and part in ("", each)]
+        if not keys:
             raise LabError(f"The lab has no {target!r}", todo=f"It has {', '.join(key for key in self.processes() if key != 'epmd')}")
-        return name, parts
+        return keys
 
     def _runs(self, key: str) -> bool:
         return self.processes().get(key) is not None
 
     def _signal(self, target: str, number: signal.Signals) -> None:
-        name, parts = self._parts(target)
-        running = [f"{name}.{part}" for part in parts if self._runs(f"{name}.{part}")]
+        running = [key for key in self._keys(target) if self._runs(key)]
         if not running:
             raise LabError(f"{target} is not running", todo=f"Start it: lrq-ha lab start {target}")
         # The sidecar first: a killed node must not see its broker die.
@@ -381,32 +400,37 @@ class Lab:
             self._ask(do="signal", key=key, number=int(number))
         if number == signal.SIGKILL:
             # The primary is not asked: a fault must not take as long as a stalled node takes to answer.
-            self._primaries = {group: None if primary == name else primary for group, primary in self._primaries.items()}
+            killed = {key.rpartition(".")[0] for key in running}
+            self._primaries = {group: None if primary in killed else primary for group, primary in self._primaries.items()}
         self._write()
 
     def _spawn_all(self, part: str) -> None:
         for name, plan in self._plans.items():
-            self._check_ports(name, part)
+            self._check_ports(f"{name}.{part}")
             command, log = ((files.broker_command(self._installation), plan.broker_log) if part == "broker"
                             else (files.sidecar_command(plan), plan.sidecar_log))
             environment = files.broker_environment(plan, self._installation) if part == "broker" else files.python_environment()
             self._ask(do="spawn", key=f"{name}.{part}", argv=command, env=environment, cwd=str(plan.directory), log=str(log))
 
-    def _check_ports(self, name: str, part: str) -> None:
-        for port in self.nodes[name].ports(part):
+    def _check_ports(self, key: str) -> None:
+        name, _, part = key.rpartition(".")
+        for port in [_port(self.etcd[0])] if key == etcd.KEY else self.nodes[name].ports(part):
             if not is_free(port):
-                raise LabError(f"Port {port} of {name}.{part} is taken by another process",
+                raise LabError(f"Port {port} of {key} is taken by another process",
                                todo=f"End what listens on 127.0.0.1:{port}, or start a new lab, which draws other ports", retriable=True)
 
-    def _wait_part(self, name: str, part: str, deadline: float) -> None:
-        if part == "broker":
-            self._wait(f"{name}.broker", lambda: probe.speaks_amqp(self.nodes[name].ports("broker")[0], self._proxied), deadline)
+    def _wait_part(self, key: str, deadline: float) -> None:
+        name, _, part = key.rpartition(".")
+        if key == etcd.KEY:
+            self._wait(key, lambda: probe.listens(_port(self.etcd[0])), deadline)
+        elif part == "broker":
+            self._wait(key, lambda: probe.speaks_amqp(self.nodes[name].ports("broker")[0], self._proxied), deadline)
         else:
-            self._wait(f"{name}.sidecar", lambda: self._role(name) is not None, deadline)
+            self._wait(key, lambda: self._role(name) is not None, deadline)
 
     def _wait(self, key: str, ready: Callable[[], bool], deadline: float, failure: str = "has not become ready") -> None:
         name, _, part = key.rpartition(".")
-        log = self.directory / "epmd.log" if key == "epmd" else self.nodes[name].log if part == "sidecar" else self.nodes[name].broker_log
+        log = self.directory / f"{key}.log" if not name else self.nodes[name].log if part == "sidecar" else self.nodes[name].broker_log
         while not ready():
             process = self._ask(do="list")[key]
             if process["exit"] is not None:
@@ -433,8 +457,13 @@ class Lab:
                 for group in self._groups}
             new = self.directory / f"{keeper.LAB_FILE}.new"
             new.touch(mode=0o600)
-            new.write_text(json.dumps({"groups": groups} | ({"ca": str(self.ca)} if self.ca else {}), indent=1) + "\n")
+            more = ({"ca": str(self.ca)} if self.ca else {}) | ({"etcd": self.etcd} if self.etcd else {})
+            new.write_text(json.dumps({"groups": groups} | more, indent=1) + "\n")
             new.replace(self.directory / keeper.LAB_FILE)
+
+
+def _port(url: str) -> int:
+    return int(url.rpartition(":")[2])
 
 
 def _check_groups(groups: Mapping[str, int], sites: Mapping[str, Sequence[str]]) -> None:

@@ -160,7 +160,7 @@ class Batch(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., first: _Optional[int] = ..., count: _Optional[int] = ..., previous_epoch: _Optional[int] = ..., timestamp_us: _Optional[int] = ..., runs: _Optional[_Iterable[_Union[Run, _Mapping]]] = ...) -> None: ...
 
 class Run(_message.Message):
-    __slots__ = ("enqueues", "dequeue", "reject", "moved", "refused", "purge", "topology", "transmission", "reception", "members", "marker", "checkpoint", "status", "tally", "renewed", "moving", "demand", "commit")
+    __slots__ = ("enqueues", "dequeue", "reject", "moved", "refused", "purge", "topology", "transmission", "reception", "members", "marker", "checkpoint", "status", "tally", "renewed", "moving", "demand", "commit", "definitions")
     ENQUEUES_FIELD_NUMBER: _ClassVar[int]
     DEQUEUE_FIELD_NUMBER: _ClassVar[int]
     REJECT_FIELD_NUMBER: _ClassVar[int]
@@ -179,6 +179,7 @@ class Run(_message.Message):
     MOVING_FIELD_NUMBER: _ClassVar[int]
     DEMAND_FIELD_NUMBER: _ClassVar[int]
     COMMIT_FIELD_NUMBER: _ClassVar[int]
+    DEFINITIONS_FIELD_NUMBER: _ClassVar[int]
     enqueues: Enqueues
     dequeue: Dequeue
     reject: Dequeue
@@ -197,7 +198,8 @@ class Run(_message.Message):
     moving: Moving
     demand: Demand
     commit: Commit
-    def __init__(self, enqueues: _Optional[_Union[Enqueues, _Mapping]] = ..., dequeue: _Optional[_Union[Dequeue, _Mapping]] = ..., reject: _Optional[_Union[Dequeue, _Mapping]] = ..., moved: _Optional[_Union[Moved, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., purge: _Optional[_Union[Purge, _Mapping]] = ..., topology: _Optional[_Union[Topology, _Mapping]] = ..., transmission: _Optional[_Union[Transmission, _Mapping]] = ..., reception: _Optional[_Union[Reception, _Mapping]] = ..., members: _Optional[_Union[Members, _Mapping]] = ..., marker: _Optional[_Union[Marker, _Mapping]] = ..., checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ..., status: _Optional[_Union[StatusEntry, _Mapping]] = ..., tally: _Optional[_Union[Tally, _Mapping]] = ..., renewed: _Optional[_Union[Renewed, _Mapping]] = ..., moving: _Optional[_Union[Moving, _Mapping]] = ..., demand: _Optional[_Union[Demand, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ...) -> None: ...
+    definitions: DefinitionsChange
+    def __init__(self, enqueues: _Optional[_Union[Enqueues, _Mapping]] = ..., dequeue: _Optional[_Union[Dequeue, _Mapping]] = ..., reject: _Optional[_Union[Dequeue, _Mapping]] = ..., moved: _Optional[_Union[Moved, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., purge: _Optional[_Union[Purge, _Mapping]] = ..., topology: _Optional[_Union[Topology, _Mapping]] = ..., transmission: _Optional[_Union[Transmission, _Mapping]] = ..., reception: _Optional[_Union[Reception, _Mapping]] = ..., members: _Optional[_Union[Members, _Mapping]] = ..., marker: _Optional[_Union[Marker, _Mapping]] = ..., checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ..., status: _Optional[_Union[StatusEntry, _Mapping]] = ..., tally: _Optional[_Union[Tally, _Mapping]] = ..., renewed: _Optional[_Union[Renewed, _Mapping]] = ..., moving: _Optional[_Union[Moving, _Mapping]] = ..., demand: _Optional[_Union[Demand, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., definitions: _Optional[_Union[DefinitionsChange, _Mapping]] = ...) -> None: ...
 
 class Enqueues(_message.Message):
     __slots__ = ("vhost", "channel", "frames", "lengths", "producer", "id_first")
@@ -347,6 +349,24 @@ class StatusEntry(_message.Message):
     id: int
     def __init__(self, body: _Optional[bytes] = ..., producer: _Optional[str] = ..., id: _Optional[int] = ...) -> None: ...
 
+class DefinitionsChange(_message.Message):
+    __slots__ = ("kinds", "set", "deleted")
+    KINDS_FIELD_NUMBER: _ClassVar[int]
+    SET_FIELD_NUMBER: _ClassVar[int]
+    DELETED_FIELD_NUMBER: _ClassVar[int]
+    kinds: _containers.RepeatedScalarFieldContainer[str]
+    set: _containers.RepeatedCompositeFieldContainer[BrokerObject]
+    deleted: _containers.RepeatedCompositeFieldContainer[BrokerObject]
+    def __init__(self, kinds: _Optional[_Iterable[str]] = ..., set: _Optional[_Iterable[_Union[BrokerObject, _Mapping]]] = ..., deleted: _Optional[_Iterable[_Union[BrokerObject, _Mapping]]] = ...) -> None: ...
+
+class BrokerObject(_message.Message):
+    __slots__ = ("key", "value")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    key: _containers.RepeatedScalarFieldContainer[str]
+    value: str
+    def __init__(self, key: _Optional[_Iterable[str]] = ..., value: _Optional[str] = ...) -> None: ...
+
 class Members(_message.Message):
     __slots__ = ("nodes",)
     NODES_FIELD_NUMBER: _ClassVar[int]
@@ -372,7 +392,7 @@ class Marker(_message.Message):
     def __init__(self, nodes: _Optional[_Iterable[int]] = ..., writer: _Optional[_Union[Writer, _Mapping]] = ..., log_id: _Optional[bytes] = ...) -> None: ...
 
 class Checkpoint(_message.Message):
-    __slots__ = ("epochs", "sets", "producers", "received", "statuses", "auto_delete_exchanges", "renewal", "renewals", "marks", "moving", "definitions", "writer", "log_id", "commits")
+    __slots__ = ("epochs", "sets", "producers", "received", "statuses", "auto_delete_exchanges", "renewal", "renewals", "marks", "moving", "definitions", "writer", "log_id", "commits", "broker_objects", "record")
     EPOCHS_FIELD_NUMBER: _ClassVar[int]
     SETS_FIELD_NUMBER: _ClassVar[int]
     PRODUCERS_FIELD_NUMBER: _ClassVar[int]
@@ -387,6 +407,8 @@ class Checkpoint(_message.Message):
     WRITER_FIELD_NUMBER: _ClassVar[int]
     LOG_ID_FIELD_NUMBER: _ClassVar[int]
     COMMITS_FIELD_NUMBER: _ClassVar[int]
+    BROKER_OBJECTS_FIELD_NUMBER: _ClassVar[int]
+    RECORD_FIELD_NUMBER: _ClassVar[int]
     epochs: _containers.RepeatedCompositeFieldContainer[EpochStart]
     sets: _containers.RepeatedCompositeFieldContainer[SetEntry]
     producers: _containers.RepeatedCompositeFieldContainer[ProducerRanges]
@@ -401,7 +423,9 @@ class Checkpoint(_message.Message):
     writer: Writer
     log_id: bytes
     commits: _containers.RepeatedCompositeFieldContainer[Commit]
-    def __init__(self, epochs: _Optional[_Iterable[_Union[EpochStart, _Mapping]]] = ..., sets: _Optional[_Iterable[_Union[SetEntry, _Mapping]]] = ..., producers: _Optional[_Iterable[_Union[ProducerRanges, _Mapping]]] = ..., received: _Optional[_Iterable[_Union[ReceiveState, _Mapping]]] = ..., statuses: _Optional[_Iterable[_Union[KeptStatus, _Mapping]]] = ..., auto_delete_exchanges: _Optional[_Iterable[_Union[Topology, _Mapping]]] = ..., renewal: _Optional[bool] = ..., renewals: _Optional[_Iterable[_Union[Renewal, _Mapping]]] = ..., marks: _Optional[_Iterable[_Union[LogMark, _Mapping]]] = ..., moving: _Optional[_Iterable[_Union[MovingQueue, _Mapping]]] = ..., definitions: _Optional[bytes] = ..., writer: _Optional[_Union[Writer, _Mapping]] = ..., log_id: _Optional[bytes] = ..., commits: _Optional[_Iterable[_Union[Commit, _Mapping]]] = ...) -> None: ...
+    broker_objects: DefinitionsChange
+    record: int
+    def __init__(self, epochs: _Optional[_Iterable[_Union[EpochStart, _Mapping]]] = ..., sets: _Optional[_Iterable[_Union[SetEntry, _Mapping]]] = ..., producers: _Optional[_Iterable[_Union[ProducerRanges, _Mapping]]] = ..., received: _Optional[_Iterable[_Union[ReceiveState, _Mapping]]] = ..., statuses: _Optional[_Iterable[_Union[KeptStatus, _Mapping]]] = ..., auto_delete_exchanges: _Optional[_Iterable[_Union[Topology, _Mapping]]] = ..., renewal: _Optional[bool] = ..., renewals: _Optional[_Iterable[_Union[Renewal, _Mapping]]] = ..., marks: _Optional[_Iterable[_Union[LogMark, _Mapping]]] = ..., moving: _Optional[_Iterable[_Union[MovingQueue, _Mapping]]] = ..., definitions: _Optional[bytes] = ..., writer: _Optional[_Union[Writer, _Mapping]] = ..., log_id: _Optional[bytes] = ..., commits: _Optional[_Iterable[_Union[Commit, _Mapping]]] = ..., broker_objects: _Optional[_Union[DefinitionsChange, _Mapping]] = ..., record: _Optional[int] = ...) -> None: ...
 
 class Definitions(_message.Message):
     __slots__ = ("rows",)
@@ -462,7 +486,7 @@ class KeptStatus(_message.Message):
     def __init__(self, sequence: _Optional[int] = ..., body: _Optional[bytes] = ...) -> None: ...
 
 class ReceiveState(_message.Message):
-    __slots__ = ("queue", "last", "snapshot_request", "snapshot_complete", "bare", "begun", "whole", "size", "begun_size", "whole_size", "snapshot_bytes", "demand", "demand_reason", "log_id")
+    __slots__ = ("queue", "last", "snapshot_request", "snapshot_complete", "bare", "begun", "whole", "size", "begun_size", "whole_size", "snapshot_bytes", "demand", "demand_reason", "log_id", "rows_size")
     QUEUE_FIELD_NUMBER: _ClassVar[int]
     LAST_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_REQUEST_FIELD_NUMBER: _ClassVar[int]
@@ -477,6 +501,7 @@ class ReceiveState(_message.Message):
     DEMAND_FIELD_NUMBER: _ClassVar[int]
     DEMAND_REASON_FIELD_NUMBER: _ClassVar[int]
     LOG_ID_FIELD_NUMBER: _ClassVar[int]
+    ROWS_SIZE_FIELD_NUMBER: _ClassVar[int]
     queue: str
     last: Position
     snapshot_request: str
@@ -491,7 +516,8 @@ class ReceiveState(_message.Message):
     demand: int
     demand_reason: str
     log_id: bytes
-    def __init__(self, queue: _Optional[str] = ..., last: _Optional[_Union[Position, _Mapping]] = ..., snapshot_request: _Optional[str] = ..., snapshot_complete: _Optional[bool] = ..., bare: _Optional[bool] = ..., begun: _Optional[_Union[Position, _Mapping]] = ..., whole: _Optional[_Union[Position, _Mapping]] = ..., size: _Optional[int] = ..., begun_size: _Optional[int] = ..., whole_size: _Optional[int] = ..., snapshot_bytes: _Optional[int] = ..., demand: _Optional[int] = ..., demand_reason: _Optional[str] = ..., log_id: _Optional[bytes] = ...) -> None: ...
+    rows_size: int
+    def __init__(self, queue: _Optional[str] = ..., last: _Optional[_Union[Position, _Mapping]] = ..., snapshot_request: _Optional[str] = ..., snapshot_complete: _Optional[bool] = ..., bare: _Optional[bool] = ..., begun: _Optional[_Union[Position, _Mapping]] = ..., whole: _Optional[_Union[Position, _Mapping]] = ..., size: _Optional[int] = ..., begun_size: _Optional[int] = ..., whole_size: _Optional[int] = ..., snapshot_bytes: _Optional[int] = ..., demand: _Optional[int] = ..., demand_reason: _Optional[str] = ..., log_id: _Optional[bytes] = ..., rows_size: _Optional[int] = ...) -> None: ...
 
 class EpochStart(_message.Message):
     __slots__ = ("epoch", "first")
@@ -626,7 +652,7 @@ class Control(_message.Message):
     def __init__(self, sender: _Optional[int] = ..., group: _Optional[str] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., prepare: _Optional[_Union[Prepare, _Mapping]] = ..., promise: _Optional[_Union[Promise, _Mapping]] = ..., lead: _Optional[_Union[Lead, _Mapping]] = ..., following: _Optional[_Union[Following, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., superseded: _Optional[_Union[Superseded, _Mapping]] = ..., handover: _Optional[_Union[Handover, _Mapping]] = ...) -> None: ...
 
 class LogState(_message.Message):
-    __slots__ = ("top", "end", "epochs", "sets", "in_set", "lost_host", "head", "base", "joining")
+    __slots__ = ("top", "end", "epochs", "sets", "in_set", "lost_host", "head", "base", "joining", "record")
     TOP_FIELD_NUMBER: _ClassVar[int]
     END_FIELD_NUMBER: _ClassVar[int]
     EPOCHS_FIELD_NUMBER: _ClassVar[int]
@@ -636,6 +662,7 @@ class LogState(_message.Message):
     HEAD_FIELD_NUMBER: _ClassVar[int]
     BASE_FIELD_NUMBER: _ClassVar[int]
     JOINING_FIELD_NUMBER: _ClassVar[int]
+    RECORD_FIELD_NUMBER: _ClassVar[int]
     top: int
     end: int
     epochs: _containers.RepeatedCompositeFieldContainer[EpochStart]
@@ -645,10 +672,11 @@ class LogState(_message.Message):
     head: int
     base: int
     joining: bool
-    def __init__(self, top: _Optional[int] = ..., end: _Optional[int] = ..., epochs: _Optional[_Iterable[_Union[EpochStart, _Mapping]]] = ..., sets: _Optional[_Iterable[_Union[SetEntry, _Mapping]]] = ..., in_set: _Optional[bool] = ..., lost_host: _Optional[bool] = ..., head: _Optional[int] = ..., base: _Optional[int] = ..., joining: _Optional[bool] = ...) -> None: ...
+    record: int
+    def __init__(self, top: _Optional[int] = ..., end: _Optional[int] = ..., epochs: _Optional[_Iterable[_Union[EpochStart, _Mapping]]] = ..., sets: _Optional[_Iterable[_Union[SetEntry, _Mapping]]] = ..., in_set: _Optional[bool] = ..., lost_host: _Optional[bool] = ..., head: _Optional[int] = ..., base: _Optional[int] = ..., joining: _Optional[bool] = ..., record: _Optional[int] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("following", "wants_answer", "name", "role", "log", "leading", "paused", "lacks", "software", "protocol", "protocol_min", "shared")
+    __slots__ = ("following", "wants_answer", "name", "role", "log", "leading", "paused", "lacks", "software", "protocol", "protocol_min", "shared", "priority")
     class SharedEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -668,6 +696,7 @@ class Hello(_message.Message):
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_MIN_FIELD_NUMBER: _ClassVar[int]
     SHARED_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
     following: int
     wants_answer: bool
     name: str
@@ -680,7 +709,8 @@ class Hello(_message.Message):
     protocol: int
     protocol_min: int
     shared: _containers.ScalarMap[str, str]
-    def __init__(self, following: _Optional[int] = ..., wants_answer: _Optional[bool] = ..., name: _Optional[str] = ..., role: _Optional[str] = ..., log: _Optional[_Union[LogState, _Mapping]] = ..., leading: _Optional[int] = ..., paused: _Optional[bool] = ..., lacks: _Optional[str] = ..., software: _Optional[str] = ..., protocol: _Optional[int] = ..., protocol_min: _Optional[int] = ..., shared: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    priority: int
+    def __init__(self, following: _Optional[int] = ..., wants_answer: _Optional[bool] = ..., name: _Optional[str] = ..., role: _Optional[str] = ..., log: _Optional[_Union[LogState, _Mapping]] = ..., leading: _Optional[int] = ..., paused: _Optional[bool] = ..., lacks: _Optional[str] = ..., software: _Optional[str] = ..., protocol: _Optional[int] = ..., protocol_min: _Optional[int] = ..., shared: _Optional[_Mapping[str, str]] = ..., priority: _Optional[int] = ...) -> None: ...
 
 class Prepare(_message.Message):
     __slots__ = ("epoch",)
@@ -719,18 +749,20 @@ class Following(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., start: _Optional[int] = ..., diverged: _Optional[bool] = ..., log: _Optional[_Union[LogState, _Mapping]] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
-    __slots__ = ("epoch", "safe", "end", "applied", "arriving")
+    __slots__ = ("epoch", "safe", "end", "applied", "arriving", "progress")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     SAFE_FIELD_NUMBER: _ClassVar[int]
     END_FIELD_NUMBER: _ClassVar[int]
     APPLIED_FIELD_NUMBER: _ClassVar[int]
     ARRIVING_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     safe: int
     end: int
     applied: int
     arriving: int
-    def __init__(self, epoch: _Optional[int] = ..., safe: _Optional[int] = ..., end: _Optional[int] = ..., applied: _Optional[int] = ..., arriving: _Optional[int] = ...) -> None: ...
+    progress: bool
+    def __init__(self, epoch: _Optional[int] = ..., safe: _Optional[int] = ..., end: _Optional[int] = ..., applied: _Optional[int] = ..., arriving: _Optional[int] = ..., progress: _Optional[bool] = ...) -> None: ...
 
 class Superseded(_message.Message):
     __slots__ = ("top",)
@@ -739,13 +771,15 @@ class Superseded(_message.Message):
     def __init__(self, top: _Optional[int] = ...) -> None: ...
 
 class Handover(_message.Message):
-    __slots__ = ("epoch", "end", "clean", "given")
+    __slots__ = ("epoch", "end", "clean", "given", "to")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     END_FIELD_NUMBER: _ClassVar[int]
     CLEAN_FIELD_NUMBER: _ClassVar[int]
     GIVEN_FIELD_NUMBER: _ClassVar[int]
+    TO_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     end: int
     clean: bool
     given: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, epoch: _Optional[int] = ..., end: _Optional[int] = ..., clean: _Optional[bool] = ..., given: _Optional[_Iterable[int]] = ...) -> None: ...
+    to: int
+    def __init__(self, epoch: _Optional[int] = ..., end: _Optional[int] = ..., clean: _Optional[bool] = ..., given: _Optional[_Iterable[int]] = ..., to: _Optional[int] = ...) -> None: ...

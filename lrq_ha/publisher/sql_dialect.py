@@ -7,13 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from lrq_ha.database import Connection, Cursor
 from lrq_ha.publisher.errors import InvalidArgument
 
 #: The name of a table, perhaps with its schema.
 TABLE_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)?")
-#: A connection or cursor of a DB-API 2 module.
-Connection = Any
-Cursor = Any
 
 
 @dataclass(frozen=True, slots=True)

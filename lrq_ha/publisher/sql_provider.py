@@ -18,10 +18,11 @@ from decimal import Decimal
 from typing import Any, Final
 from uuid import UUID
 
+from lrq_ha.database import Connection
 from lrq_ha.publisher.errors import InvalidArgument
 from lrq_ha.publisher.fullsync import FullSyncRequest
 from lrq_ha.publisher.provider import FullSyncContext
-from lrq_ha.publisher.sql_dialect import TABLE_NAME, Connection, dialect_of, values_of
+from lrq_ha.publisher.sql_dialect import TABLE_NAME, dialect_of, values_of
 
 PAYLOAD_BYTES_MAX: Final = 1 << 20
 PAGE_ROWS: Final = 1000

@@ -56,7 +56,7 @@ class GroupPositions:
         """Takes the queue over: from now on this process keeps the position, and no other process.
 
         Raises:
-            LrqError: No node answers, or the user lacks the right to write to amq.default.
+            LrqError: No node answers, the user lacks the right to write to amq.default, or the name belongs to another user.
         """
         with NodeConnection.open(self._nodes, f"lrq receiver {name}", CONNECT_S, producer=name) as node:
             known = pb.Commit.FromString(node.get(names.position_question(name, queue)) or b"")
@@ -83,16 +83,17 @@ class GroupPositions:
             self._changed.notify_all()
 
     def forget(self, name: str, queue: str) -> bool:
-        """Commits an empty value, with a token that no process has. Returns whether a position was kept.
+        """Frees the position, with a commit that has no token. Returns whether a position was kept.
 
         Raises:
             NoNode: No node answers.
+            QueueRefused: The position belongs to another user.
             MessageRefused: The user lacks the right to write to amq.default, or another process has taken the queue over meanwhile.
         """
         with NodeConnection.open(self._nodes, f"lrq receiver {name}", CONNECT_S, producer=name) as node:
             known = pb.Commit.FromString(node.get(names.position_question(name, queue)) or b"")
-            if known.value:
-                node.publish(names.COMMIT, pb.Commit(receiver=name, queue=queue, token=uuid4().hex, expected=known.token).SerializeToString())
+            if known.token:
+                node.publish(names.COMMIT, pb.Commit(receiver=name, queue=queue, expected=known.token).SerializeToString())
         return bool(known.value)
 
     @property

@@ -6,59 +6,16 @@ Rule: an update names the old value and this process's token. So a process that 
 from __future__ import annotations
 
 import re
-import sys
-import threading
 from collections.abc import Callable
-from typing import Any
 from uuid import uuid4
 
+from lrq_ha.database import Connection, Cursor, Database
 from lrq_ha.errors import MalformedInput
 
 from .errors import Fenced
 from .progress import Progress
 
-#: A connection or cursor of a DB-API 2 module.
-Connection = Any
-Cursor = Any
-
-_PLACEHOLDERS = {"qmark": "?", "format": "%s", "pyformat": "%s"}
 _TABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")
-
-
-class Database:
-    """One connection of a database for each thread.
-
-    Args:
-        connect: Opens a connection. The first call of each thread is made in that thread.
-    """
-
-    def __init__(self, connect: Callable[[], Connection]) -> None:
-        self._connect = connect
-        self._local = threading.local()
-
-    def connection(self) -> Connection:
-        """This thread's connection."""
-        if getattr(self._local, "connection", None) is None:
-            self._local.connection = self._connect()
-        return self._local.connection
-
-    def drop(self) -> None:
-        """Rolls back, and closes this thread's connection: the next call opens another one."""
-        connection, self._local.connection = getattr(self._local, "connection", None), None
-        if connection is not None:
-            try:
-                connection.rollback()
-                connection.close()
-            except Exception:  # the connection is lost, and with it all that was not committed
-                pass
-
-    def placeholder(self) -> str:
-        """The mark of a parameter in this database's statements. Raises MalformedInput for a paramstyle that is not supported."""
-        module = sys.modules[type(self.connection()).__module__.partition(".")[0]]
-        style = getattr(module, "paramstyle", "qmark")
-        if style not in _PLACEHOLDERS:
-            raise MalformedInput(f"{module.__name__} has paramstyle {style!r}", todo=f"Use a module with one of {', '.join(_PLACEHOLDERS)}")
-        return _PLACEHOLDERS[style]
 
 
 class PositionTable:
@@ -90,24 +47,17 @@ class PositionTable:
 
     def load(self, name: str, queue: str) -> Progress | None:
         """As `take_over`, in a transaction of its own."""
-        try:
-            connection = self._database.connection()
-            progress = self.take_over(connection.cursor(), name, queue)
-            connection.commit()
-        except BaseException:
-            self._database.drop()
-            raise
-        return progress
+        with self._database.transaction() as cursor:
+            return self.take_over(cursor, name, queue)
 
     def forget(self, name: str, queue: str) -> bool:
         """Deletes the row of a receiver and queue, in a transaction of its own, and closes the connection. Returns whether there was one."""
         try:
-            mark, connection = self._database.placeholder(), self._database.connection()
-            cursor = connection.cursor()
-            self._make_table(cursor)
-            cursor.execute(f"DELETE FROM {self._table} WHERE name = {mark} AND queue = {mark}", (name, queue))
-            connection.commit()
-            return bool(cursor.rowcount > 0)
+            with self._database.transaction() as cursor:
+                mark = self._database.placeholder()
+                self._make_table(cursor)
+                cursor.execute(f"DELETE FROM {self._table} WHERE name = {mark} AND queue = {mark}", (name, queue))
+                return bool(cursor.rowcount > 0)
         finally:
             self._database.drop()
 
@@ -152,13 +102,8 @@ class SqlPositions:
         return self._positions.load(name, queue)
 
     def commit(self, name: str, queue: str, before: Progress | None, after: Progress) -> None:
-        try:
-            connection = self._database.connection()
-            self._positions.replace(connection.cursor(), name, queue, before, after)
-            connection.commit()
-        except BaseException:
-            self._database.drop()
-            raise
+        with self._database.transaction() as cursor:
+            self._positions.replace(cursor, name, queue, before, after)
 
     def forget(self, name: str, queue: str) -> bool:
         return self._positions.forget(name, queue)

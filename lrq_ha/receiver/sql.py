@@ -10,9 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from lrq_ha.database import Connection, Cursor, Database
+
 from .listener import Listener
 from .machine import Apply, Begin, Hole, Step
-from .positions import Connection, Cursor, Database, PositionTable
+from .positions import PositionTable
 from .progress import Progress
 from .updates import Update, UpdateType
 
@@ -74,15 +76,10 @@ class SqlListener(Listener):
     def take(self, name: str, queue: str, step: Step, before: Progress | None) -> bool:
         """Implements Importer."""
         assert not isinstance(step, Hole)
-        try:
-            connection = self._database.connection()
-            cursor = connection.cursor()
+        with self._database.transaction() as cursor:
             # First the position: a process that was replaced must not do work, nor wait for locks of the data.
             if self._positions.replace(cursor, name, queue, before, step.progress):
                 self._apply(cursor, step)
-                connection.cursor().execute("SELECT 1")  # fails where an error was swallowed: PostgreSQL would roll back without a word
-            connection.commit()
-        except BaseException:
-            self._database.drop()
-            raise
+                # This fails where an error was swallowed: PostgreSQL would roll back without a word.
+                self._database.connection().cursor().execute("SELECT 1")
         return True

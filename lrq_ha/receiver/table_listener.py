@@ -6,12 +6,13 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from typing import Any
 
+from lrq_ha.database import Connection, Cursor
 from lrq_ha.errors import MalformedInput
 
 from .machine import Apply, Begin, Complete, Hole, Reach, Step
-from .positions import Connection, Cursor
 from .progress import Phase
 from .sql import SqlListener
 from .updates import Update
@@ -54,9 +55,9 @@ class TableListener(SqlListener):
         connect: As for SqlListener.
         tables: Every table that payloads may name.
         positions: Name of the table of positions.
-        shadow: A snapshot, and the deltas that are given again behind it, go into tables `<name>_lrq_shadow`, which are made if they do not exist.
-            The rows replace those of the tables in one transaction when they equal the source's: readers never see a part of a snapshot. Change it
-            only in the state NORMAL.
+        shadow: A snapshot, and the deltas that are given again behind it, go into tables `lrq_shadow_…` of its source, which are made as it begins,
+            and dropped at its end. The rows replace those of the tables in one transaction when they equal the source's: readers never see a part
+            of a snapshot. Change the option, and the tables, only in the state NORMAL.
     """
 
     def __init__(
@@ -64,7 +65,7 @@ class TableListener(SqlListener):
     ) -> None:
         super().__init__(connect, positions)
         self._tables = {table.name: table for table in tables}
-        self._shadows = {name: replace(table, name=f"{name}_lrq_shadow") for name, table in self._tables.items()} if shadow else {}
+        self._shadow = shadow
 
     def clear(self, cursor: Cursor, source: str) -> None:
         self._clear(cursor, source, self._tables)
@@ -76,16 +77,15 @@ class TableListener(SqlListener):
         self._put(cursor, updates, self._tables)
 
     def _apply(self, cursor: Cursor, step: Step) -> None:
-        if not self._shadows or isinstance(step, Hole):
+        if not self._shadow or isinstance(step, Hole):
             super()._apply(cursor, step)
             return
         is_equal = step.progress.phase is Phase.NORMAL  # the rows equal the source's
         match step:
             case Begin():
-                self._make_shadows(cursor)
-                self._clear(cursor, step.snapshot.source, self._shadows)
+                self._make_shadows(cursor, step.snapshot.source)
             case Apply() if not is_equal:
-                self._put(cursor, step.updates, self._shadows)
+                self._put(cursor, step.updates, self._shadows(step.updates[0].source))
             case Complete() | Reach() if is_equal:
                 self._swap(cursor, step.source)
             case _:
@@ -93,20 +93,24 @@ class TableListener(SqlListener):
 
     # ---- shadows -----------------------------------------------------------------------------------------------------
 
-    def _make_shadows(self, cursor: Cursor) -> None:
-        for name, shadow in self._shadows.items():
-            cursor.execute(f"CREATE TABLE IF NOT EXISTS {shadow.name} AS SELECT * FROM {name} WHERE 1 = 0")
-            key = ", ".join((shadow.source_column, *shadow.key))
-            cursor.execute(f"CREATE UNIQUE INDEX IF NOT EXISTS {shadow.name}_key ON {shadow.name} ({key})")
+    def _shadows(self, source: str) -> dict[str, Table]:
+        return {name: replace(table, name=_shadow_name(name, source)) for name, table in self._tables.items()}
+
+    def _make_shadows(self, cursor: Cursor, source: str) -> None:
+        """Makes empty ones. Those of a snapshot before may have other columns."""
+        for name, shadow in self._shadows(source).items():
+            columns, key = ", ".join((shadow.source_column, *shadow.columns)), ", ".join((shadow.source_column, *shadow.key))
+            cursor.execute(f"DROP TABLE IF EXISTS {shadow.name}")
+            cursor.execute(f"CREATE TABLE {shadow.name} AS SELECT {columns} FROM {name} WHERE 1 = 0")
+            cursor.execute(f"CREATE UNIQUE INDEX {shadow.name}_key ON {shadow.name} ({key})")
 
     def _swap(self, cursor: Cursor, source: str) -> None:
         """The rows of the shadows replace those of the tables."""
-        mark = self._database.placeholder()
         self._clear(cursor, source, self._tables)
-        for name, shadow in self._shadows.items():
+        for name, shadow in self._shadows(source).items():
             columns = ", ".join((shadow.source_column, *shadow.columns))
-            cursor.execute(f"INSERT INTO {name} ({columns}) SELECT {columns} FROM {shadow.name} WHERE {shadow.source_column} = {mark}", (source,))
-        self._clear(cursor, source, self._shadows)
+            cursor.execute(f"INSERT INTO {name} ({columns}) SELECT {columns} FROM {shadow.name}")
+            cursor.execute(f"DROP TABLE {shadow.name}")
 
     # ---- rows --------------------------------------------------------------------------------------------------------
 
@@ -136,6 +140,11 @@ class TableListener(SqlListener):
         if op not in ("put", "delete") or not complete:
             raise MalformedInput(f"{where} has op {op!r}, or a row without its key", todo="op is put or delete")
         return table, op, rows
+
+
+def _shadow_name(name: str, source: str) -> str:
+    """40 characters at most: databases shorten long names, and an index has a longer one."""
+    return f"lrq_shadow_{name[:12]}_{sha256(f'{name}/{source}'.encode()).hexdigest()[:16]}"
 
 
 def _put(table: Table, mark: str) -> str:

@@ -21,6 +21,7 @@ from .events import CutTail, Effect, EntryKind, Hello, Message, RoleChanged, Saf
 from .log import Acceptance, BatchHeader, LogIndex, LogState, Members
 from .peer import RemoteBackup
 from .positions import epoch_name, owner_of
+from .register import Record, RegisterView
 from .roles import Role, require_legal
 from .settings import NodeSettings, unnamed
 
@@ -60,6 +61,11 @@ class NodeBase:
         self.paused = paused
         self.lacks = ""
         """Features that the own broker lacks and the log needs: by the driver. A node that lacks one leads only if an operator insists."""
+        self.register: RegisterView | None = None  # as it was last read; None: not yet: by Registrar
+        self.register_away = True  # etcd does not answer: by Registrar
+        self.written: Record | None = None  # the last record that this node has written to the register: by Registrar
+        self.cut_off = ""
+        """Why a primary serves no clients although it leads (E5); empty if it does: by RegisterKeeper."""
         self._pending: deque[Written] = deque()
         self._effects: list[Effect] = []
 
@@ -112,9 +118,13 @@ class NodeBase:
 
     def hello(self, *, wants_answer: bool) -> Hello:
         following, settings = self.leader_epoch if self.following else 0, self.settings
-        return Hello(
-            self.role, self.state(), self.leading, following, wants_answer, self.paused, self.lacks, settings.software, settings.shared
-        )
+        told = (self.paused, self.lacks, settings.software, settings.shared, settings.priority)
+        return Hello(self.role, self.state(), self.leading, following, wants_answer, *told)
+
+    @property
+    def record_known(self) -> int:
+        """The newest version of the record in etcd that this log, and those of the nodes that answer, know of."""
+        return max([self.log.record, *(peer.hello.log.record for peer in self.peers.values() if peer.answers and peer.hello)])
 
     def lacking(self) -> dict[int, str]:
         """The nodes, as far as they have been heard, whose brokers lack a feature of the log, and the feature."""
@@ -181,7 +191,8 @@ class NodeBase:
     def append(self, kind: EntryKind, count: int, sets: tuple[tuple[int, Members], ...] = (), body: object = None, renewal: int = 0) -> None:
         """Appends entries of the epoch that this node leads. Raises IllegalEvent if the log does not take them."""
         first = self.log.end + 1
-        batch = BatchHeader(self.leading, first, first + count - 1, self.log.last_epoch, self.leading, sets, renewal)
+        record = self.written.version if sets and self.written else 0
+        batch = BatchHeader(self.leading, first, first + count - 1, self.log.last_epoch, self.leading, sets, renewal, record)
         if self.log.accept(batch) is not Acceptance.APPEND:
             raise IllegalEvent(f"the own log refuses entry {first} of epoch {epoch_name(self.leading)}")
         self.write_batch(batch, kind, body)

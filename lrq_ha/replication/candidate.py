@@ -7,6 +7,7 @@ Theory of operation:
 - A node takes an epoch by itself only when every other configured node answers, none leads, and none has a better right to the epoch.
   (With `restart_alone` a restarted leader does not wait for answers, unless its host went down.)
   Without the answers of all other nodes it needs the operator's word that the silent ones are down.
+- Where etcd coordinates, its record seals each epoch: an epoch that all nodes have promised, and one that a lease gives (lease_candidate.py).
 - A leader that hands over names its successor, which has the first right to the next epoch for a while.
 
 Invariants: at most one campaign at a time; none while this node leads or follows.
@@ -20,8 +21,9 @@ from .base import NodeBase
 from .events import Answer, Handover, Hello, Prepare, Promise, Superseded
 from .follower import Follower
 from .leader import Leader
-from .log import LogState, refuses_cut
+from .log import LogState, Members, refuses_cut
 from .positions import epoch_name, epoch_number, owner_of, term_of
+from .registrar import Registrar
 from .roles import Role
 
 # Epochs that a node which lost its log, or the log's end, may have promised or led before. Its next epoch must not be one of them: two
@@ -34,7 +36,7 @@ class Campaign:
     """An epoch that is being taken.
 
     `holds`: nodes that have not promised it yet; `logs`: logs of the nodes that have; `fenced`: the own stream has the promise;
-    `at_stake`: text for the operator.
+    `at_stake`: text for the operator; `members`: the first set of the epoch, if etcd has a record of it already.
     """
 
     epoch: int
@@ -45,6 +47,7 @@ class Campaign:
     force: bool
     at_stake: str
     tail: str  # of a node that is diverged: the tail that it keeps
+    members: Members = frozenset()
     fenced: bool = False
     logs: dict[int, LogState] = field(default_factory=dict)
 
@@ -52,12 +55,13 @@ class Campaign:
 class Candidate:
     """Takes epochs for this node, and answers other candidates. Args: `defers_to`: as of Node."""
 
-    def __init__(self, node: NodeBase, leader: Leader, follower: Follower, defers_to: int) -> None:
+    def __init__(self, node: NodeBase, leader: Leader, follower: Follower, registrar: Registrar, defers_to: int) -> None:
         self.handed: Handover | None = None
         """The handover message of the primary that this node follows."""
         self._node = node
         self._leader = leader
         self._follower = follower
+        self._registrar = registrar
         self._defers_to = defers_to
         self._defers_until = 0.0
         self._campaign: Campaign | None = None
@@ -78,7 +82,7 @@ class Candidate:
         node = self._node
         if node.leading or self._campaign or node.leader_epoch or node.role not in (Role.CATCH_UP, Role.READY):
             return
-        if self._defers_to and now < self._defers_until:
+        if self.defers(now):
             return
         silent = frozenset(number for number, peer in node.peers.items() if not peer.answers)
         if silent and not self._goes_on_without(silent):
@@ -91,6 +95,10 @@ class Candidate:
             self.start(silent, operator=False, force=False, now=now)
         elif obstacle:
             node.set_role(node.role, obstacle)
+
+    def defers(self, now: float) -> bool:
+        """Whether another node has the first right to the next epoch."""
+        return bool(self._defers_to) and now < self._defers_until
 
     def _goes_on_without(self, silent: frozenset[int]) -> bool:
         """Whether a restarted leader may go on alone. Not if its host went down (R16): a silent node may have its lost entries, and drop them."""
@@ -133,7 +141,9 @@ class Candidate:
 
     def handed_over(self, peer: int, message: Handover, now: float) -> None:
         """The primary that this node follows hands over to it."""
-        if self._follower.follows(peer, message.epoch) and message.end == self._node.log.end:
+        if message.to not in (0, self._node.me):
+            self._defers_to, self._defers_until = message.to, now + self._node.settings.handover_timeout_s
+        elif self._follower.follows(peer, message.epoch) and message.end == self._node.log.end:
             self.handed = message
 
     def _handover(self) -> Handover | None:
@@ -189,9 +199,7 @@ class Candidate:
             at_stake: Text for the operator: what this node may lack.
         """
         node = self._node
-        seen = max([node.log.top, *(peer.hello.log.top for peer in node.peers.values() if peer.hello)])
-        forgotten = FORGOTTEN_TERMS_MAX if down and (node.lost_host or not node.log.end) else 0
-        epoch = epoch_number(term_of(seen) + 1 + forgotten, node.me)
+        epoch = self.next_epoch(FORGOTTEN_TERMS_MAX if down and (node.lost_host or not node.log.end) else 0)
         reachable = {number for number, peer in node.peers.items() if peer.answers and number not in down}
         tail = node.reason if node.role is Role.DIVERGED else ""
         deadline = now + node.settings.campaign_timeout_s
@@ -201,6 +209,23 @@ class Candidate:
         node.write_fence(epoch, 0, lambda now: self._fenced(campaign, now))
         for number in sorted(reachable):
             node.send(number, Prepare(epoch))
+
+    def next_epoch(self, forgotten: int = 0) -> int:
+        """An epoch of this node that is higher than all that it knows of. `forgotten`: number of epochs between that it may not know of."""
+        node, record = self._node, self._node.register and self._node.register.record
+        seen = [node.log.top, record.epoch if record else 0, *(peer.hello.log.top for peer in node.peers.values() if peer.hello)]
+        return epoch_number(term_of(max(seen)) + 1 + forgotten, node.me)
+
+    def given(self, epoch: int, members: Members, now: float) -> None:
+        """E1: etcd has a record of this node's epoch, which needs no promises. FENCE comes after it: a try that fails has promised nothing."""
+        node = self._node
+        if node.leading or self._campaign or epoch <= node.log.top:
+            return  # too late: this node has promised a later epoch meanwhile
+        deadline = now + node.settings.campaign_timeout_s
+        self._campaign = campaign = Campaign(epoch, frozenset(), set(), deadline, False, False, "", "", members)
+        self._follower.stop()
+        node.set_role(Role.RECOVERING, f"taking epoch {epoch_name(epoch)}")
+        node.write_fence(epoch, 0, lambda now: self._fenced(campaign, now))
 
     def _fenced(self, campaign: Campaign, now: float) -> None:
         campaign.fenced = True
@@ -228,13 +253,27 @@ class Candidate:
             if not chosen and self.gives_way_to(log, campaign.down):
                 self._abort(f"{node.name(peer)} answered and has a longer log: promote {node.name(peer)} instead")
                 return
-        handover = self._handover()
         kept = node.log.members - campaign.down
         if node.settings.strict:  # a new group begins with all its nodes
             kept = node.log.members or frozenset(node.settings.names)
+        members = kept | {node.me}
+        if campaign.members or not node.settings.registered:
+            self._lead(campaign, campaign.members or members, now)
+        elif not self._registrar.change(campaign.epoch, members, lambda done, now: self._sealed(campaign, members, done, now), take=True):
+            self._abort("etcd is asked for something else at the moment")
+
+    def _sealed(self, campaign: Campaign, members: Members, done: bool, now: float) -> None:
+        """etcd has answered for an epoch that all nodes, or an operator, have given."""
+        if campaign is self._campaign and done:
+            self._lead(campaign, members, now)
+        elif campaign is self._campaign:
+            self._abort("etcd's record has changed meanwhile")
+
+    def _lead(self, campaign: Campaign, members: Members, now: float) -> None:
+        node, handover = self._node, self._handover()
         self._campaign = self.handed = None
         node.lost_host = False
-        self._leader.begin(campaign.epoch, kept | {node.me}, handover.given if handover is not None else None)
+        self._leader.begin(campaign.epoch, members, handover.given if handover is not None else None)
         if campaign.operator:
             node.end_pause()
             node.emit(Answer(True, f"{node.name(node.me)} has taken epoch {epoch_name(campaign.epoch)}", at_stake=campaign.at_stake))

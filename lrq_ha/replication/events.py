@@ -14,6 +14,7 @@ from enum import Enum
 
 from .guard import QueueGuard
 from .log import BatchHeader, LogState
+from .register import Record, RegisterView
 from .roles import Role
 
 Given = tuple[tuple[int, int], ...] | None
@@ -34,6 +35,7 @@ class Hello:
         lacks: Text: features that the log needs and the sender's broker lacks, and the remedy; empty if none.
         software: The sender's version.
         shared: Configuration keys that must be equal on all nodes, and their values.
+        priority: Of the sender, where etcd coordinates; 0: it takes no epoch by itself.
     """
 
     role: Role
@@ -45,6 +47,7 @@ class Hello:
     lacks: str = ""
     software: str = ""
     shared: tuple[tuple[str, str], ...] = ()
+    priority: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +91,7 @@ class Heartbeat:
     Args:
         epoch: The epoch that the sender leads, or follows, or hears from its leader; 0 if none.
         arriving: Bytes that a follower has of the batch behind `end`: a batch takes long over a slow link.
+        progress: A leader's own stream has confirmed something within the time of its lease (E6); only where etcd coordinates.
     """
 
     epoch: int
@@ -95,6 +99,7 @@ class Heartbeat:
     end: int
     applied: int
     arriving: int = 0
+    progress: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,11 +111,12 @@ class Superseded:
 
 @dataclass(frozen=True, slots=True)
 class Handover:
-    """The sender's epoch ends with entry `end`; the receiver is to take the next one. `given`: as of `StepDown`."""
+    """The sender's epoch ends with entry `end`; node `to` is to take the next one (0: the receiver). `given`: as of `StepDown`."""
 
     epoch: int
     end: int
     given: Given
+    to: int = 0
 
 
 Message = Hello | Prepare | Promise | Lead | Following | Heartbeat | Superseded | Handover
@@ -255,6 +261,38 @@ class PauseRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class RegisterRead:
+    """What the register in etcd holds now; None: etcd does not answer."""
+
+    view: RegisterView | None
+
+
+@dataclass(frozen=True, slots=True)
+class RegisterAnswered:
+    """The answer to `ChangeRegister`.
+
+    Args:
+        done: The register has, or had, the record that was to be written. No copy of the request is left that may still change it.
+        view: What the register holds now.
+    """
+
+    done: bool
+    view: RegisterView
+
+
+@dataclass(frozen=True, slots=True)
+class Progressed:
+    """The own stream has confirmed something that was written since the last such event (E4)."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseRenewed:
+    """etcd has renewed this node's lease; it ends at `until` by the node's own monotonic clock (E5)."""
+
+    until: float
+
+
+@dataclass(frozen=True, slots=True)
 class BrokerLacks:
     """Features that the own broker lacks and the log needs: see `Hello`. Empty: none any more."""
 
@@ -290,6 +328,10 @@ Event = (
     | SwitchoverRequest
     | StepDown
     | PauseRequest
+    | RegisterRead
+    | RegisterAnswered
+    | Progressed
+    | LeaseRenewed
     | BrokerLacks
     | Tick
 )
@@ -403,6 +445,21 @@ class OpenDoor:
 
 
 @dataclass(frozen=True, slots=True)
+class ChangeRegister:
+    """Write `record` to the register in etcd, in one transaction, if the register is as it was `seen`; answer with RegisterAnswered.
+
+    An answer that is lost is no answer: repeat the transaction until one comes.
+
+    Args:
+        take: Write the key `leader` with this node's lease, too, if that key is as it was seen.
+    """
+
+    record: Record
+    seen: RegisterView
+    take: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Restart:
     """This incarnation is over: close everything and start again from the broker's streams. `defers_to`: see Node."""
 
@@ -434,6 +491,7 @@ Effect = (
     | RoleChanged
     | Recover
     | OpenDoor
+    | ChangeRegister
     | Restart
     | Answer
 )

@@ -23,6 +23,8 @@ class Follower:
     def __init__(self, node: NodeBase) -> None:
         self.tail_from = 0
         """First entry that this node refuses to drop, while it is diverged."""
+        self.leader_end = 0
+        """Last entry of the primary's log, as this node last heard of it."""
         self._node = node
         self._leader_safe = 0
         self._agreed = 0  # up to here this log equals the leader's
@@ -64,6 +66,7 @@ class Follower:
                 node.set_role(node.role, node.how_to_join(node.me, peer, mine, lead.log))
             node.following = True
             self._leader_safe = 0
+            self.leader_end = lead.log.end
             self._agreed = self._acked = start
         node.send(peer, Following(lead.epoch, start, diverged, mine))
 
@@ -99,6 +102,7 @@ class Follower:
     def heartbeat(self, peer: int, message: Heartbeat, now: float) -> None:
         if self.follows(peer, message.epoch):
             self._node.hear_leader(message.epoch, now)
+            self.leader_end = message.end
             self._learn_safe(message.safe)
 
     def push(self, event: Push, now: float) -> None:
@@ -128,6 +132,7 @@ class Follower:
                 node.cut_tail(batch.first)
             node.write_batch(batch, EntryKind.ENTRIES, event.body)
         self._agreed = max(self._agreed, batch.last)
+        self.leader_end = max(self.leader_end, batch.last)
         self._learn_safe(event.safe)
         if verdict is Acceptance.REPEAT:
             # It is pushed again because the ack did not count: it was for a subscription that had ended.

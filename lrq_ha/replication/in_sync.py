@@ -9,6 +9,8 @@ Rules:
 - Mode available: a node that leaves and returns repeatedly is out until it has stayed for a while, as all confirms wait for it each time.
 - A node that has lost its log, or its end, is out until it has everything that is safe (R16). In mode strict it is told that it is out and stays in
   the set: nothing is safe without it, whichever node leads; the set that is appended when it is back has equal members.
+- Where etcd coordinates, a node that is to leave stays in the set, and is told that it is out, until etcd has a record without it (E2); a newcomer
+  is in etcd's record last (E3). register_keeper.py writes both.
 """
 
 from __future__ import annotations
@@ -30,6 +32,8 @@ class InSyncSet:
 
     def __init__(self, node: NodeBase) -> None:
         self._node = node
+        self.leaving: set[int] = set()
+        """Members that leave the set when etcd has a record without them."""
         self._admitting: tuple[int, float] | None = None  # newcomer, and the time until which safe waits for it
 
     # ---- coming in ---------------------------------------------------------------------------------------------------
@@ -41,7 +45,7 @@ class InSyncSet:
         confirmed meanwhile) until the newcomer has reached it.
         """
         node, peer = self._node, self._node.peers[newcomer]
-        if newcomer in node.in_sync or not peer.subscribed or not self._is_settled() or self._admitting or now < peer.admit_after:
+        if newcomer in node.in_sync or not peer.subscribed or not self.is_settled() or self._admitting or now < peer.admit_after:
             return False
         if peer.unsteady:
             if now - peer.losses[-1] < self._steady_s:
@@ -63,7 +67,8 @@ class InSyncSet:
             self._admit(*self._admitting, now)
         return self._admitting is not None
 
-    def _is_settled(self) -> bool:
+    def is_settled(self) -> bool:
+        """Whether the last change of the set is safe."""
         return bool(self._node.log.sets) and self._node.log.sets[-1][0] <= self._node.safe
 
     def _admit(self, newcomer: int, deadline: float, now: float) -> None:
@@ -71,6 +76,7 @@ class InSyncSet:
         if peer.guard.is_ready():
             self._admitting = None
             peer.left = ""
+            self.leaving.discard(newcomer)
             peer.begin(now)
             self._change(node.log.members | {newcomer})
         elif now >= deadline:
@@ -94,15 +100,23 @@ class InSyncSet:
         """Takes a member out of the set; `reason`: text for the operator."""
         if member in self._node.peers:
             self._node.peers[member].left = reason
+        self.leaving.add(member)
+        if not self._node.settings.registered:
+            self.gone(member)
+
+    def gone(self, member: int) -> None:
+        """A member that leaves is out of the set now."""
+        self.leaving.discard(member)
         self._change(self._node.log.members - {member})
 
     def lost(self, member: int, reason: str) -> None:
         """R16: a member has lost its log, or its end."""
-        if self._node.settings.strict:
+        settings = self._node.settings
+        if settings.strict or settings.registered:  # it stays for now, without what it had acknowledged
             peer = self._node.peers[member]
             peer.left, peer.guard = reason, QueueGuard()
             self.place_guards()
-        else:
+        if not settings.strict:
             self.leaves(member, reason)
 
     def remove(self, member: int, reason: str) -> None:
@@ -117,7 +131,7 @@ class InSyncSet:
         node, settings = self._node, self._node.settings
         if settings.strict:
             return
-        for member in sorted(node.log.members - {node.me}):
+        for member in sorted(node.log.members - self.leaving - {node.me}):
             peer = node.peers.get(member)
             if peer is None:
                 self.remove(member, "it is no longer configured")

@@ -158,6 +158,9 @@ class Leader:
             raise IllegalEvent(f"a leader whose log ends at {node.log.end} steps down at {node.safe}")
         if event.node:
             node.send(event.node, Handover(node.leading, node.log.end, event.given))
+            if node.settings.registered:  # the others, which could take the epoch, too, leave it to that node
+                for other in node.peers.keys() - {event.node}:
+                    node.send(other, Handover(node.leading, node.log.end, None, event.node))
         node.emit(Restart(f"handed over to {node.name(event.node)}" if event.node else "stepped down", event.node))
 
     # ---- the other nodes ---------------------------------------------------------------------------------------------

@@ -37,6 +37,7 @@ class BatchHeader:
         sets: (sequence, members) of each MARKER and MEMBERS among the entries.
         renewal: 0, but for a batch of one entry that belongs to a renewal (R17): its own sequence for the CHECKPOINT that begins one; that
             CHECKPOINT's for RENEWED, which ends it; the negative of that where it was given up.
+        record: With `sets`: version of the record in etcd then (E8); 0 without etcd.
     """
 
     epoch: int
@@ -46,6 +47,7 @@ class BatchHeader:
     leader: int
     sets: tuple[tuple[int, Members], ...] = ()
     renewal: int = 0
+    record: int = 0
 
     @property
     def begins_renewal(self) -> bool:
@@ -68,6 +70,7 @@ class LogState:
         base: Newest CHECKPOINT in the stream behind which everything live stands (R17); 0: none.
         joining: The log began at such a CHECKPOINT and lacks the end of that renewal.
         renewals: (sequence, BatchHeader.renewal) of each begin and end of a renewal; told to no other node.
+        record: As of LogIndex.
     """
 
     top: int = 0
@@ -80,6 +83,7 @@ class LogState:
     base: int = 0
     joining: bool = False
     renewals: tuple[tuple[int, int], ...] = ()
+    record: int = 0
 
     def lacks(self, start: int) -> bool:
         """Whether entries were dropped that a follower needs which has everything up to `start`."""
@@ -156,6 +160,7 @@ class LogIndex:
         self.end = 0
         self.top = 0
         self.in_set = False
+        self.record = 0  # the newest version of the record in etcd that an entry names, a replaced one included
 
     def restore(self, state: LogState, out_since: tuple[int, int] = (0, 0), base: int = 0) -> None:
         """Starts from a CHECKPOINT instead of from the first entry. `out_since`: as at the CHECKPOINT. `base`: it has been joining since then."""
@@ -163,6 +168,7 @@ class LogIndex:
         self._epochs, self._sets, self._renewals = list(state.epochs), list(state.sets), list(state.renewals)
         self.end, self.top, self.in_set = state.end, state.top, state.in_set
         self.out_since = out_since
+        self.record = state.record
 
     def begin(self, first: int, before: LogState) -> None:
         """R17: an empty log is to begin with the CHECKPOINT `first`, which began a renewal. `before`: epochs, sets and renewals before it.
@@ -173,7 +179,7 @@ class LogIndex:
         if self.end:
             raise IllegalEvent(f"a log that ends at {self.end} cannot begin at {first}")
         self._epochs, self._sets, self._renewals = list(before.epochs), list(before.sets), list(before.renewals)
-        self.end, self.base = first - 1, first
+        self.end, self.base, self.record = first - 1, first, before.record
 
     def state(self, *, lost_host: bool = False, head: int = 0, safe: int = 0) -> LogState:
         """`head`: as in LogState. `safe`: only renewals that ended up to there count."""
@@ -188,6 +194,7 @@ class LogIndex:
             self.renewed(head, safe),
             self.joining,
             tuple(self._renewals),
+            self.record,
         )
 
     @property
@@ -280,6 +287,7 @@ class LogIndex:
             if self.last_epoch != batch.epoch:
                 self._epochs.append((batch.epoch, batch.first))
             self.end = batch.last
+            self.record = max(self.record, batch.record)
             if batch.renewal:
                 self._renewals.append((batch.first, batch.renewal))
             for sequence, members in batch.sets:

@@ -5,12 +5,14 @@ Theory of operation:
 - Every node keeps the index of its log (log.py), and its writes to its own stream (base.py).
 - A node follows a primary (follower.py), or takes an epoch and promises epochs to others (candidate.py), or leads (leader.py, with in_sync.py
   for the set). Requests of an operator are answered in operator_requests.py.
+- Where etcd coordinates, lease_candidate.py takes epochs, register_keeper.py keeps etcd's record while this node leads, and registrar.py writes it.
 - This module passes each event and message to the part that handles it, and holds the shared steps: the start, connections, time.
 - The tables in `__init__` map events and messages to their handlers.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -29,6 +31,7 @@ from .events import (
     Heartbeat,
     Hello,
     Lead,
+    LeaseRenewed,
     Opened,
     OwnConfirmed,
     PauseRequest,
@@ -38,10 +41,13 @@ from .events import (
     PeerGone,
     PeerMessage,
     Prepare,
+    Progressed,
     Promise,
     PromoteRequest,
     Push,
     Recovered,
+    RegisterAnswered,
+    RegisterRead,
     RemoveRequest,
     StepDown,
     Superseded,
@@ -50,9 +56,12 @@ from .events import (
 )
 from .follower import Follower
 from .leader import Leader
+from .lease_candidate import LeaseCandidate
 from .log import Acceptance, BatchHeader
 from .operator_requests import Requests
 from .positions import owner_of
+from .register_keeper import RegisterKeeper
+from .registrar import Registrar
 from .roles import Role
 from .settings import NodeSettings
 
@@ -77,7 +86,10 @@ class Node(NodeBase):
         self._ticked_at = 0.0
         self._leader = leader = Leader(self)
         self._follower = follower = Follower(self)
-        self._candidate = candidate = Candidate(self, leader, follower, defers_to)
+        registrar = Registrar(self)
+        self._candidate = candidate = Candidate(self, leader, follower, registrar, defers_to)
+        self._lease_candidate = LeaseCandidate(self, registrar, candidate)
+        self._keeper = keeper = RegisterKeeper(self, registrar, leader)
         requests = Requests(self, leader, candidate)
         self._events: dict[type, Callable[[Any, float], None]] = {
             Opened: self._opened,
@@ -97,6 +109,10 @@ class Node(NodeBase):
             SwitchoverRequest: requests.switchover,
             StepDown: leader.step_down,
             PauseRequest: requests.pause,
+            RegisterRead: registrar.read,
+            RegisterAnswered: registrar.answered,
+            Progressed: keeper.progressed,
+            LeaseRenewed: keeper.renewed,
             BrokerLacks: self._broker_lacks,
             Tick: self._tick,
         }
@@ -166,6 +182,11 @@ class Node(NodeBase):
         """First entry that this node refuses to drop, while it is diverged."""
         return self._follower.tail_from
 
+    @property
+    def leader_end(self) -> int | None:
+        """Last entry of the log of the primary that this node follows, as last heard; None: it follows none."""
+        return self._follower.leader_end if self.following else None
+
     # ---- the own broker ----------------------------------------------------------------------------------------------
 
     def _opened(self, event: Opened, now: float) -> None:
@@ -180,7 +201,7 @@ class Node(NodeBase):
         self.durable = self.log.end
         self._candidate.opened(now)
         self.wait("waiting for the other nodes of the group")
-        self._candidate.consider(now)
+        self._consider(now)
 
     def _own_confirmed(self, event: OwnConfirmed, now: float) -> None:
         self.confirm_writes(event.count, now)
@@ -205,7 +226,7 @@ class Node(NodeBase):
     def _peer_connected(self, event: PeerConnected, now: float) -> None:
         self.peers[event.peer].connect()
         self.send(event.peer, self.hello(wants_answer=True))
-        self._candidate.consider(now)
+        self._consider(now)
 
     def _peer_disconnected(self, event: PeerDisconnected, now: float) -> None:
         self._leader.set.lost_link(event.peer, now)
@@ -234,7 +255,7 @@ class Node(NodeBase):
         if self._leader.superseded_by(message.log.top, node):
             return
         if not self.leading:
-            self._candidate.consider(now)
+            self._consider(now)
         elif not peer.called and (not peer.subscribed or message.following != self.leading):
             self._leader.call(node)
 
@@ -251,6 +272,7 @@ class Node(NodeBase):
 
     def _on_heartbeat(self, node: int, message: Heartbeat, now: float) -> None:
         self.peers[node].applied, self.peers[node].epoch = message.applied, message.epoch
+        self.peers[node].leads_at = now if message.progress else -math.inf
         if not self._leader.superseded_by(message.epoch, node):
             self._leader.heartbeat(node, message, now)
             self._follower.heartbeat(node, message, now)
@@ -267,12 +289,17 @@ class Node(NodeBase):
         self._candidate.tick(now)
         if self.leading:
             self._leader.tick(now)
+            self._keeper.tick(now)
         else:
-            self._candidate.consider(now)
+            self._consider(now)
         if now >= self._heartbeat_at:
             self._heartbeat_at = now + self.settings.heartbeat_s
             epoch = self.leading or self.leader_epoch or self.heard_epoch(now)
-            self.send_all(Heartbeat(epoch, self.safe, self.log.end, self.applied, event.arriving))
+            self.send_all(Heartbeat(epoch, self.safe, self.log.end, self.applied, event.arriving, self._keeper.makes_progress(now)))
+
+    def _consider(self, now: float) -> None:
+        """Takes an epoch, if this node has a right to it."""
+        (self._lease_candidate if self.settings.registered else self._candidate).consider(now)
 
     def _discount_own_silence(self, now: float) -> None:
         """Time in which this node itself stood still (a stopped process, a frozen machine) does not count as silence of the others.

@@ -16,6 +16,7 @@ from .candidate import Candidate
 from .events import Answer, Hello, PauseRequest, PromoteRequest, RemoveRequest, SwitchoverRequest
 from .leader import Leader
 from .positions import epoch_name, owner_of
+from .register import went_back
 from .roles import Role
 
 
@@ -41,7 +42,8 @@ class Requests:
         if contradicted := self._contradicted(event, now):
             self._answer(False, contradicted)
             return
-        losses = [text for text in (self._longer_log(event), self._own_log_lacks(event), self._own_broker_lacks()) if text]
+        found = (self._longer_log(event), self._register_lacks(event), self._own_log_lacks(event), self._own_broker_lacks())
+        losses = [text for text in found if text]
         if losses and not event.force:
             self._answer(False, losses[0])
         elif event.dry_run:
@@ -57,6 +59,8 @@ class Requests:
             return f"{me} is primary already (epoch {epoch_name(node.leading)})"
         if self._candidate.epoch:
             return f"{me} is taking epoch {epoch_name(self._candidate.epoch)} already"
+        if text := self._register_forbids():
+            return text
         for down in event.down:
             if down == node.me:
                 return f"{me} is said to be down, but it is to be promoted: name only others with --down"
@@ -79,6 +83,32 @@ class Requests:
         for number, hello in self._hellos():
             if hello.leading or node.primary() == number:
                 return f"{node.name(number)} is primary and answers: use switchover"
+        return ""
+
+    def _register_forbids(self) -> str:
+        """Text: why etcd takes no record of an epoch now; empty if it does, or static coordination needs none."""
+        node, view = self._node, self._node.register
+        if not node.settings.registered:
+            return ""
+        if view is None or node.register_away:
+            without = 'set replication.coordination = "static" on all nodes, and start their sidecars again'
+            return f"etcd does not answer {node.name(node.me)}, so no epoch can be taken: mend etcd, or to go on without it, {without}"
+        if view.foreign:
+            return went_back(view, node.log, node.record_known)
+        if view.holder not in (0, node.me):
+            leader = node.name(view.holder)
+            return f"{leader} has the lease in etcd, and leads: use switchover, or repeat {node.settings.lease_ttl_s:g} s after it has gone down"
+        return ""
+
+    def _register_lacks(self, event: PromoteRequest) -> str:
+        """Text: why this node may lack confirmed entries by what etcd says; empty if it says nothing of the kind, or all nodes answer."""
+        node, me, view = self._node, self._node.name(self._node.me), self._node.register
+        if view is None or not event.down:
+            return ""
+        if text := went_back(view, node.log, node.record_known):
+            return f"{text} Or repeat with --force: what was confirmed without {me} is lost then"
+        if view.record and node.me not in view.record.members:
+            return f"{me} is not in the set in etcd: what was confirmed without it would be lost. Bring the others back, or repeat with --force"
         return ""
 
     def _half_answers(self, number: int, now: float) -> str:
@@ -168,7 +198,8 @@ class Requests:
         else:
             self._leader.set.remove(event.node, "the operator removed it")
             self._leader.advance_safe(now)
-            self._answer(True, f"{node.name(event.node)} is removed from the set; do not promote it before it has rejoined")
+            first = ", as soon as etcd has a record without it" if event.node in self._leader.set.leaving else ""
+            self._answer(True, f"{node.name(event.node)} is removed from the set{first}; do not promote it before it has rejoined")
 
     def switchover(self, event: SwitchoverRequest, now: float) -> None:
         node = self._node
@@ -194,8 +225,12 @@ class Requests:
             return f"the queues of {node.name(to)} are not whole: {lacks}"
         if node.group_paused:
             return f"the group is paused, and {node.name(to)} would take no epoch: run lrq-ha resume first"
+        if node.settings.registered and (node.register is None or node.register_away):
+            return f"etcd does not answer {me}, and {node.name(to)} could take no epoch: mend etcd first"
+        if node.settings.registered and not (node.written and to in node.written.members):
+            return f"{node.name(to)} is not in the set in etcd yet: try again in a moment"
         silent = [number for number, peer in node.peers.items() if not peer.answers]
-        if silent:
+        if silent and not node.settings.registered:
             out = f"out of the {'set with lrq-ha remove, then of the ' if node.log.members.intersection(silent) else ''}configuration"
             return f"{self._node.names(silent)} does not answer, and {node.name(to)} cannot take an epoch without: bring it back, or take it {out}"
         return node.nothing_is_safe()

@@ -32,6 +32,7 @@ class RemoteBackup:
     applied: int = 0
     epoch: int = 0  # the epoch that it leads, follows or hears, by its last heartbeat on this connection
     heard_at: float = -math.inf  # its messages come on a connection of their own: it may be heard, and not be sent to
+    leads_at: float = -math.inf  # its last heartbeat as a leader whose own stream makes progress (E6), if it did not say otherwise since
     progress_at: float = 0.0
     acked_at: float = 0.0  # as `progress_at`, without bytes that have only arrived
     admit_after: float = 0.0
@@ -60,7 +61,7 @@ class RemoteBackup:
 
     def fall_silent(self) -> None:
         """Its own connection to this node is lost."""
-        self.heard_at = -math.inf
+        self.heard_at = self.leads_at = -math.inf
 
     def learn_log(self, log: LogState) -> None:
         """The node's log has changed since its Hello: comparisons use the new state."""

@@ -71,6 +71,12 @@ class Retention:
             return 0
         return self._end[1] - self._bytes[bisect_right(self._sequences, acknowledged) - 1]
 
+    @property
+    def entry_bytes(self) -> float:
+        """Mean size of an entry; 0 without entries."""
+        last, size = self._end
+        return size / last if last else 0.0
+
     def left(self, acknowledged: int) -> int:
         """Bytes that may still be appended before the broker drops the entries that such a receiver needs next."""
         return max(0, self._kept - self.behind(acknowledged))

@@ -1,4 +1,4 @@
-"""The configuration of one group, as far as the core needs it: static coordination. Rule: no value changes while a node runs."""
+"""The configuration of one group, as far as the core needs it. Rule: no value changes while a node runs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def id_of_unnamed(text: str) -> int:
 
 @dataclass(frozen=True)
 class NodeSettings:
-    """Static coordination of one group.
+    """The settings of one group at one of its nodes.
 
     Args:
         node: This node's id, 1 to 255.
@@ -39,6 +39,8 @@ class NodeSettings:
         local_completion: Some publishes are confirmed before they are safe (an operator is told so at a promotion).
         software: This node's version.
         shared: Configuration keys that must be equal on all nodes, and their values.
+        lease_ttl_s: etcd coordinates, with a lease of this length; 0: static coordination.
+        priority: Of this node where etcd coordinates: the highest takes an epoch first; 0: it takes none by itself.
         sets_kept: Number of the log's newest sets that are told one by one; older ones are told as one (LogIndex.merge_sets).
     """
 
@@ -58,3 +60,10 @@ class NodeSettings:
     sets_kept: int = 64
     software: str = ""
     shared: tuple[tuple[str, str], ...] = ()
+    lease_ttl_s: float = 0.0
+    priority: int = 0
+
+    @property
+    def registered(self) -> bool:
+        """Whether a register (etcd) gives the right to an epoch."""
+        return self.lease_ttl_s > 0

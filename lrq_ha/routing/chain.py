@@ -4,6 +4,7 @@ Rules:
 
 - Only payloads for the destination travel, in the order of the transaction's entries; a transaction is never split. The chain's own rules
   are in the package's docstring.
+- A transaction does not go to a group that it has passed: such destinations are left out, the others get it.
 - A payload stands in a transaction once, and in a destination's share as often as entries name it: so the size of each share is bounded, and
   the number of addressees. A sink gets a share in one message, and its broker must take it.
 """
@@ -38,7 +39,7 @@ def position_message(position: Position) -> pb.Position:
     return pb.Position(epoch=position.epoch, sequence=position.sequence)
 
 
-def check(transaction: pb.Transaction) -> Iterable[str]:
+def check(transaction: pb.Transaction) -> Collection[str]:
     """Checks that a transaction from a client can be sent on. Returns its destinations.
 
     Raises:
@@ -72,7 +73,7 @@ def check(transaction: pb.Transaction) -> Iterable[str]:
     return found
 
 
-def check_shares(entries: Iterable[tuple[int, Collection[str]]]) -> Iterable[str]:
+def check_shares(entries: Iterable[tuple[int, Collection[str]]]) -> Collection[str]:
     """Checks that each destination can be sent its share of a transaction. Returns the destinations.
 
     Args:
@@ -108,6 +109,17 @@ def _too_many(found: int) -> MalformedInput:
 def share(transaction: pb.Transaction, remote_id: str) -> list[bytes]:
     """The payloads of `transaction`, which was checked, for `remote_id`."""
     return [transaction.payloads[entry.payload] for entry in transaction.entries if remote_id in entry.destinations]
+
+
+def leave_out(transaction: pb.Transaction, remote_ids: Collection[str]) -> None:
+    """Takes destinations out of `transaction`, which was checked: their entries, and the payloads that no other destination gets."""
+    kept = [(entry.payload, [name for name in entry.destinations if name not in remote_ids]) for entry in transaction.entries]
+    needed = {payload for payload, destinations in kept if destinations}
+    del transaction.entries[:]
+    transaction.entries.extend(pb.RoutingTableEntryMsg(destinations=left, payload=payload) for payload, left in kept if left)
+    for index in range(len(transaction.payloads)):
+        if index not in needed:
+            transaction.payloads[index] = b""  # the entries name payloads by their numbers
 
 
 def received(transaction: pb.Transaction, position: Position, remote_id: str) -> pb.ReceivedTransaction | None:

@@ -3,9 +3,10 @@
 Rules:
 
 - A commit names the token of the process that has committed before. So a process that was replaced changes nothing, and is told.
-- A receiver's name belongs to the user that has used it first.
+- A commit without a token frees the receiver's position in the queue. A commit without a value has a token: its process has taken the queue over.
+- A receiver's name belongs to the user that has used it first, until its last position is freed. Only that user is told the positions.
 - A commit counts for a receiver that asks only when its entry is safe; a commit is compared with the last one, safe or not.
-- Bounded: RECEIVERS_MAX names, COMMITS_MAX commits, COMMIT_BYTES_MAX each.
+- Bounded: RECEIVERS_MAX names, COMMITS_MAX commits, COMMIT_BYTES_MAX each, and receive queues that have had a batch.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from collections.abc import Iterable
 
 from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.replication.positions import Position
-from lrq_ha.routing.chain import position_of
+from lrq_ha.routing.chain import START, position_of
 from lrq_ha.routing.names import TAKEN_OVER
 
 RECEIVERS_MAX = 1_000
 COMMITS_MAX = 10_000
-COMMIT_BYTES_MAX = 4 << 10
+COMMIT_BYTES_MAX = 2 << 10  # the values of `lrq_ha.receiver` take less than half of that
 
 Key = tuple[str, str]
 """Receiver and queue."""
@@ -39,7 +40,7 @@ class Commits:
 
         Args:
             commit: With the user that sends it.
-            received: The last position that has come for its queue.
+            received: The last position that has come for its queue; (0, 0): no batch has come for a queue of that name.
         """
         known = self._newest.get((commit.receiver, commit.queue))
         users = {receiver: each.user for (receiver, _), each in self._newest.items()} if known is None else {known.receiver: known.user}
@@ -47,6 +48,11 @@ class Commits:
             return f"the receiver name '{commit.receiver}' belongs to another user"
         if commit.expected != (known.token if known else ""):
             return f"{TAKEN_OVER} '{commit.receiver}'"
+        if not commit.token:
+            nothing_to_free = known is None or commit.value
+            return f"a commit without a token frees a position of '{commit.receiver}', and names that queue and no value" if nothing_to_free else ""
+        if received == START:
+            return f"no batch has come for '{commit.queue}': a receiver has no position in it"
         if position_of(commit.position) > received:
             return f"a commit of {position_of(commit.position)}, and {commit.queue} has come to {received}"
         if known is None and len(self._newest) >= COMMITS_MAX:
@@ -58,19 +64,20 @@ class Commits:
     def noted(self, entry: int, commit: pb.Commit) -> None:
         """The log's entry `entry` is a commit."""
         self._unsafe.append((entry, commit))
-        self._newest[commit.receiver, commit.queue] = commit
+        _replace(self._newest, commit)
 
     def cut(self, first: int) -> None:
         """Entries from `first` on fell out of the log."""
         while self._unsafe and self._unsafe[-1][0] >= first:
             self._unsafe.pop()
-        self._newest = self._safe | {(commit.receiver, commit.queue): commit for _, commit in self._unsafe}
+        self._newest = dict(self._safe)
+        for _, commit in self._unsafe:
+            _replace(self._newest, commit)
 
     def safe(self, upto: int) -> None:
         """Entries up to `upto` are safe."""
         while self._unsafe and self._unsafe[0][0] <= upto:
-            commit = self._unsafe.popleft()[1]
-            self._safe[commit.receiver, commit.queue] = commit
+            _replace(self._safe, self._unsafe.popleft()[1])
 
     def of(self, receiver: str, queue: str) -> pb.Commit:
         """The safe commit of a receiver in a queue; an empty one if there is none."""
@@ -89,3 +96,11 @@ class Commits:
         self._safe = {(commit.receiver, commit.queue): commit for commit in rows}
         self._newest = dict(self._safe)
         self._unsafe.clear()
+
+
+def _replace(commits: dict[Key, pb.Commit], commit: pb.Commit) -> None:
+    key = commit.receiver, commit.queue
+    if commit.token:
+        commits[key] = commit
+    else:
+        commits.pop(key, None)

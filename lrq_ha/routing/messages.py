@@ -122,9 +122,15 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """A full sync is wanted: by a reader that has given an entry after its ReadEnd beyond it, by the site, or by an operator."""
+    """A full sync is wanted: by a reader that has given an entry after its ReadEnd beyond it, by the site, or by an operator.
+
+    Args:
+        reason: Who wants it.
+        note: The words of an operator.
+    """
 
     reason: Reason
+    note: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,8 @@ Rules:
 - A demand for a full sync is open until a start marker comes behind it.
 - A stream surely keeps `kept_bytes`. A full sync is due when another snapshot of the last one's size would no longer fit behind that one, but
   only after twice that size: a snapshot must not be asked for all the time.
+- A source may drop a snapshot that it has begun, and says nothing: its rows stay away while deltas come. When these are as many as the stream
+  surely keeps, that snapshot is lost in any case, and no longer waited for.
 - No snapshot is asked for where one does not fit: it would be lost again.
 """
 
@@ -32,6 +34,7 @@ class ReceiveState(NamedTuple):
         whole: Where the snapshot begins that was complete last; (0, 0): none was.
         size: Bytes that came.
         begun_size, whole_size: `size` before these snapshots.
+        rows_size: `size` behind the last rows of the snapshot that began last.
         snapshot_bytes: Of the last whole snapshot, with the deltas that came meanwhile.
         demand: The entry of the open demand; 0: none.
         demand_reason: For operators.
@@ -51,6 +54,7 @@ class ReceiveState(NamedTuple):
     demand: int = 0
     demand_reason: str = ""
     log_id: bytes = b""
+    rows_size: int = 0
 
     def after(self, batch: pb.ReceivedBatch) -> ReceiveState:
         """The state when a batch has come."""
@@ -71,7 +75,7 @@ class ReceiveState(NamedTuple):
         ends = transaction.type == pb.LAST_FULL_SYNC_ENTRY
         if may_restart(transaction) and not (ends and self.snapshot_request == request):
             state = state._replace(begun=position_of(transaction.position), begun_size=size_before, demand=0, demand_reason="")
-        state = state._replace(snapshot_request=request, snapshot_complete=ends)
+        state = state._replace(snapshot_request=request, snapshot_complete=ends, rows_size=state.size)
         if not ends:
             return state
         return state._replace(bare=False, whole=state.begun, whole_size=state.begun_size, snapshot_bytes=state.size - state.begun_size)
@@ -80,25 +84,25 @@ class ReceiveState(NamedTuple):
         """The state when entry `entry` has demanded a full sync. An older demand stays the open one."""
         return self if self.demand else self._replace(demand=entry, demand_reason=reason)
 
-    @property
-    def under_way(self) -> bool:
-        """Whether a snapshot has begun and not ended."""
-        return self.begun != START and not self.snapshot_complete
+    def is_under_way(self, kept_bytes: int) -> bool:
+        """Whether a snapshot has begun and not ended, and its source has not dropped it, as far as a stream that surely keeps `kept_bytes` shows."""
+        silent_bytes = self.size - max(self.rows_size, self.begun_size)  # an older version's state has no `rows_size`
+        return self.begun != START and not self.snapshot_complete and silent_bytes <= kept_bytes
 
     def is_full_sync_due(self, kept_bytes: int) -> bool:
         """Whether a stream that surely keeps `kept_bytes` needs a new snapshot, and can hold one."""
-        if self.whole == START or self.under_way or self.demand or self.overflow(kept_bytes):
+        if self.whole == START or self.is_under_way(kept_bytes) or self.demand or self.overflow(kept_bytes):
             return False
         return self.size - self.whole_size >= min(kept_bytes, max(kept_bytes - self.snapshot_bytes, 2 * self.snapshot_bytes))
 
     def lacks_snapshot(self, head: Position | None, kept_bytes: int) -> bool:
         """Whether a stream whose first transaction is `head` (None: it is missing) lacks the start of the last snapshot, and can hold another one."""
-        needed = self.begun if self.under_way or self.whole == START else self.whole
+        needed = self.begun if self.is_under_way(kept_bytes) or self.whole == START else self.whole
         return needed != START and (head is None or head > needed) and not self.overflow(kept_bytes)
 
     def overflow(self, kept_bytes: int) -> int:
         """Bytes of a snapshot that is larger than a stream surely keeps; 0: none is."""
-        largest = max(self.snapshot_bytes, self.size - self.begun_size if self.under_way else 0)
+        largest = max(self.snapshot_bytes, self.rows_size - self.begun_size if self.is_under_way(kept_bytes) else 0)
         return largest if largest > kept_bytes else 0
 
 

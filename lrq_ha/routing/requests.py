@@ -18,6 +18,7 @@ from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.replication.positions import Position
 from lrq_ha.routing import messages as m
 from lrq_ha.routing import names
+from lrq_ha.routing.chain import START
 from lrq_ha.routing.route import Limits, Route
 from lrq_ha.routing.tables import Reason
 
@@ -66,6 +67,14 @@ class Requests:
             mark.state == REQUESTED and mark.position > position and mark.request_id not in cancelled for mark in self._marks
         )
 
+    def is_unsent(self, taken: Position) -> bool:
+        """Whether the newest request reaches a sink that is away: it has not ended, or stands behind what was sent.
+
+        Args:
+            taken: Marks up to here were sent or left out; (0, 0): not known.
+        """
+        return bool(self._marks) and (self._marks[-1].state == REQUESTED or (taken != START and self.is_ahead(taken)))
+
     def usable(self, after: Position, from_sequence: int, provider: bool) -> Mark | None:
         """The newest request, if a chain can start at it.
 
@@ -106,10 +115,10 @@ class RequestWriter:
         self._ids += 1
         return f"{self._route.destination}@{known}/{self._ids}"
 
-    def ask(self, known: Position, reason: Reason) -> None:
-        """Writes a new request."""
+    def ask(self, known: Position, reason: Reason, note: str = "") -> None:
+        """Writes a new request. `note`: more words about the reason."""
         self.asked = self.new_id(known)
-        self.write(self.asked, reason, REQUESTED)
+        self.write(self.asked, reason, REQUESTED, note)
 
     def ask_later(self, now: float) -> None:
         """The next request is due after a delay that doubles each time."""
@@ -122,8 +131,9 @@ class RequestWriter:
         if self.ask_at is not None:
             self.ask_at = now
 
-    def write(self, request_id: str, reason: Reason, state: pb.FullSyncRequest.State) -> None:
+    def write(self, request_id: str, reason: Reason, state: pb.FullSyncRequest.State, note: str = "") -> None:
         """Writes a request or a cancellation."""
         client, destination = self._route.client_name, self._route.destination
-        request = pb.FullSyncRequest(client_name=client, destination=destination, request_id=request_id, reason=reason.value, state=state)
+        text = f"{reason.value}: {note}" if note else reason.value
+        request = pb.FullSyncRequest(client_name=client, destination=destination, request_id=request_id, reason=text, state=state)
         self._emit(m.AppendStatus(pb.Status(key=names.full_sync_key(client, destination), full_sync=request)))

@@ -49,6 +49,7 @@ class Session:
         self.state = State.WAITING_FOR_CONNECTION
         self.reason = Reason.DISCONNECTED
         self.acked = START  # the sink has everything of the chain up to here
+        self.provider: bool | None = None  # whether the client has one; None: no status of it has come
         self.sent = START  # acked <= sent while sending; the `previous` of the next batch, (0, 0) before a restart
         self._queue = route.queue
         self._effects: list[Effect] = []
@@ -63,7 +64,6 @@ class Session:
         self._reached = START  # `reached` when the chain was dropped
         self.batches = Batches(route, self.limits)
         # Full syncs.
-        self._provider: bool | None = None  # None: no status of the client has come
         self._requests = Requests(self.limits.marks_max)
         self._writer = RequestWriter(route, self.limits, self._emit)
         self._active = _NO_REQUEST  # the request whose data is sent: its marker went last and it has not ended
@@ -194,16 +194,16 @@ class Session:
         """Starts the chain at a request that is in the log or at an empty snapshot, or asks for a request."""
         self._drop_chain()
         self._restarting, self._grounded, self.sent = reason, False, START
-        request = self._requests.usable(self._taken, max(self._first_available.values()), self._provider is not False)
+        request = self._requests.usable(self._taken, max(self._first_available.values()), self.provider is not False)
         if request is not None:
             self._left_at = self._taken
             self._taken = Position(request.position.epoch, request.position.sequence - 1)  # so that the mark is taken next
             self._reading.start(Stream.LOG_ENTRIES, request.position, request.position.sequence + 1)
-            if self._provider is False:  # no provider would supply it again: the mark waits until it is known whether its rows are left
+            if self.provider is False:  # no provider would supply it again: the mark waits until it is known whether its rows are left
                 self._reading.start(Stream.SNAP_SYNC, self._taken, request.position.sequence + 1)
-        elif self._provider is False:
+        elif self.provider is False:
             self._begin_empty()
-        elif self._provider is None:
+        elif self.provider is None:
             self._report(Reason.CLIENT_UNKNOWN)
         elif not self._writer.asked and self._writer.ask_at is None:
             self._ask(reason)
@@ -242,8 +242,8 @@ class Session:
         self._known = max(self._known, event.position)
         status = event.status
         if status.HasField("client") and status.client.client_name == self.route.client_name:
-            self._provider = status.client.full_sync_provider
-            if self._provider:
+            self.provider = status.client.full_sync_provider
+            if self.provider:
                 self._writer.provider_begins(self._now)
                 if self._demand is not None:
                     self._demanded(self._demand)
@@ -271,24 +271,25 @@ class Session:
         reading = self._merge.is_open(Stream.LOG_ENTRIES)
         if self.state in SENDING and not reading:  # the chain is about to restart with a snapshot
             return
-        through = self._merge.through(Stream.LOG_ENTRIES) if reading else self._known
-        if not self._writer.asked and not self._requests.is_ahead(through):
-            self._demand = event if self._provider is False else None
-            self._ask(event.reason)
+        waits = self._requests.is_ahead(self._merge.through(Stream.LOG_ENTRIES)) if reading else self._requests.is_unsent(self._taken)
+        self._demand = None
+        if not self._writer.asked and not waits:
+            self._ask(event.reason, event.note)
 
-    def _ask(self, reason: Reason) -> None:
+    def _ask(self, reason: Reason, note: str = "") -> None:
         """Writes a full sync request into the log. Without a provider: only for a sink without a snapshot, which gets an empty one
-        if the request is not answered.
+        if the request is not answered; for another, the next provider is asked.
         """
-        self._writer.ask_at = None
+        self._writer.ask_at = self._demand = None
         self._writer.asks += 1
-        if self._provider is False and self._grounded:
+        if self.provider is False and self._grounded:
+            self._demand = m.Demand(reason, note)
             if self.state is State.IN_SNAPSHOT_SYNC and not self._active:
                 self._go(Step.SNAPSHOT_DROPPED, Reason.NO_PROVIDER)
             else:
                 self._report(Reason.NO_PROVIDER)
             return
-        self._writer.ask(self._known, reason)
+        self._writer.ask(self._known, reason, note)
         if not self._active:
             self.snapshot.begin(self._writer.asked, self._now, self._writer.asks)
 
@@ -324,7 +325,7 @@ class Session:
         self._since, self._known_then = self._now, self._known
 
     def _waited_too_long(self) -> None:
-        if self._waits_for_start and self._provider is None:
+        if self._waits_for_start and self.provider is None:
             self._begin_empty()
         elif self._active and self._active != self._cancelling:
             # Deltas may wait, and always do while they flow: the end of a quiet view is reported later than they come.
@@ -451,10 +452,11 @@ class Session:
         self._active = _NO_REQUEST
         if self._requests.is_ahead(self._taken) or self._writer.asked:
             return None
-        if self._provider is False and self._grounded:
+        if self.provider is False and self._grounded:
+            self._demand = m.Demand(Reason.SNAPSHOT_UNFINISHED)
             self._go(Step.SNAPSHOT_DROPPED, Reason.NO_PROVIDER)
             return None
-        if self._provider is False and not self._begun:
+        if self.provider is False and not self._begun:
             self._report(Reason.SNAPSHOT_UNSUPPLIED)
             self._snapshot_ended(mark.position)
             return marker(mark.position, pb.LAST_FULL_SYNC_ENTRY, mark.request_id)

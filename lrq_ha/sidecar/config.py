@@ -10,6 +10,7 @@ Rules:
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import os
 import re
@@ -25,18 +26,21 @@ from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from broker_plugin.amqp.address import Address
 from broker_plugin.amqp.sasl import Credentials
-from broker_plugin.amqp.tls import TlsError, TlsFiles, client_files, server_files
+from broker_plugin.amqp.tls import TlsFiles, client_files, server_files
 from broker_plugin.session.settings import DoorSettings
 from lrq_ha import __version__
 from lrq_ha.errors import LrqError
 from lrq_ha.interceptors import plugins
 from lrq_ha.replication.settings import NodeSettings
 
+from .http.tokens import TokenFile
 from .tables import (
     LARGEST_PER_LOG,
     SECRET,
     BrokerTable,
     CertificateUser,
+    CoordinationTable,
+    DefinitionsTable,
     DoorTable,
     DoorTlsTable,
     HttpTable,
@@ -45,6 +49,7 @@ from .tables import (
     PeerTable,
     ReceiveTable,
     ReplicationTable,
+    ServerTlsTable,
     SiteTable,
     Table,
     TlsTable,
@@ -72,6 +77,10 @@ class Config(Table):
     sites: list[SiteTable] = Field(default=[], description="the groups that this one sends log entries to")
     replication: ReplicationTable = Field(default_factory=lambda: ReplicationTable.model_validate({}))
     receive: ReceiveTable = Field(default_factory=lambda: ReceiveTable.model_validate({}), description="the queues for the application's receivers")
+    definitions: DefinitionsTable = Field(
+        default_factory=lambda: DefinitionsTable.model_validate({}), description="users, permissions, policies and so on, from the primary's broker"
+    )
+    coordination: CoordinationTable | None = Field(None, description="etcd; with replication.coordination = \"etcd\"")
     tls: TlsTable = Field(default_factory=lambda: TlsTable.model_validate({}), description="for connections made to amqps:// addresses")
     interceptors: dict[Name, plugins.Settings] = Field(default={}, description="what else is told of clients' messages, by name")
 
@@ -88,6 +97,10 @@ class Config(Table):
             raise ValueError(f"the group {self.node.group} cannot be a site of its own")
         if self.replication.expected_backups > len(self.peers):
             raise ValueError(f"replication.expected_backups is {self.replication.expected_backups}, and there are {len(self.peers)} peers")
+        if (self.replication.coordination == "etcd") != (self.coordination is not None):
+            raise ValueError('replication.coordination = "etcd" needs the table [coordination], and "static" has no use for it')
+        if self.coordination is not None and self.replication.restart_alone:
+            raise ValueError('replication.restart_alone has no use with replication.coordination = "etcd": a restarted primary asks etcd')
         for key in ("message_bytes_max", "transaction_bytes_max"):
             largest, log_bytes_max = getattr(self.door, key), self.replication.log_bytes_max
             if log_bytes_max < LARGEST_PER_LOG * largest:
@@ -113,7 +126,8 @@ class Config(Table):
     @cached_property
     def client_tls(self) -> TlsFiles | None:
         """TLS for outgoing connections; None if none uses TLS. Raises TlsError."""
-        if not any(url.startswith("amqps") for url in self._urls):
+        etcd = self.coordination.endpoints if self.coordination else []
+        if not any(url.startswith(("amqps", "https")) for url in (*self._urls, *etcd)):
             return None
         return client_files(self.tls.ca, self.tls.certificate, self.tls.key, self.tls.minimum_version)
 
@@ -122,6 +136,23 @@ class Config(Table):
         """TLS of the door; None if it has none. Raises TlsError."""
         table = self.door.tls
         return server_files(table.certificate, table.key, table.ca, table.verify, table.minimum_version) if table else None
+
+    @cached_property
+    def http_tls(self) -> TlsFiles | None:
+        """TLS of `http.listen`; None if it has none. Raises TlsError."""
+        table = self.http.tls
+        return server_files(table.certificate, table.key, table.ca, table.verify, table.minimum_version) if table else None
+
+    @property
+    def own_certificates(self) -> dict[str, tuple[TlsFiles, str]]:
+        """Of each listener with TLS: its context, and the file of its certificate. Raises TlsError."""
+        listeners = (("door", self.server_tls, self.door.tls), ("http", self.http_tls, self.http.tls))
+        return {name: (files, table.certificate) for name, files, table in listeners if files and table}
+
+    @cached_property
+    def tokens(self) -> TokenFile | None:
+        """The tokens that commands over HTTP need; None if they need none. Raises LrqError."""
+        return TokenFile(Path(self.http.token_file)) if self.http.token_file else None
 
     @property
     def door_settings(self) -> DoorSettings:
@@ -175,7 +206,17 @@ class Config(Table):
             local_completion="local" in r.completion.values(),
             software=__version__,
             shared=tuple((key, _shown(getattr(r, key))) for key in SHARED_KEYS),
+            lease_ttl_s=self.coordination.lease_ttl_s if self.coordination else 0.0,
+            priority=self.coordination.priority if self.coordination else 0,
         )
+
+    def etcd_password(self) -> str:
+        """Password of the user in etcd; empty if there is none. Raises ConfigError."""
+        file = self.coordination.password_file if self.coordination else ""
+        try:
+            return Path(file).read_text("utf-8").strip() if file else ""
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"coordination.password_file: {file} cannot be read: {error}") from error
 
 
 def _shown(value: object) -> str:
@@ -245,11 +286,16 @@ def load(path: Path) -> Config:
         ConfigError: As `read`; or it names files or interceptors that cannot be used.
     """
     config = read(path)
-    for table, attribute in (("tls", "client_tls"), ("door.tls", "server_tls")):
+    named = (("tls", "client_tls"), ("door.tls", "server_tls"), ("http.tls", "http_tls"), ("http.token_file", "tokens"))
+    for table, attribute in named:
         try:
             getattr(config, attribute)
-        except TlsError as error:
+        except LrqError as error:
             raise ConfigError(f"{path}: {table}: {error.what}", todo=error.todo) from error
+    try:
+        config.etcd_password()
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error.what}", todo="docs/configuration.md says what stands in it") from error
     try:
         plugins.Interceptors(config.interceptors)
     except LrqError as error:
@@ -275,6 +321,24 @@ def exposed(path: Path) -> str:
     return f"{path} holds passwords, and other users may use it (its mode is {mode:04o}): run: {command}"
 
 
+def unprotected(config: Config) -> str:
+    """Text: other machines may give commands, as `http.listen` takes them without a token; empty if they may not."""
+    if config.http.token_file or is_loopback(config.http.listen.rpartition(":")[0]):
+        return ""
+    return (
+        f"whoever reaches {config.http.listen} (http.listen) may give commands and read messages: set http.token_file, or listen on 127.0.0.1 only, "
+        "and open http.probes to load balancers and monitoring"
+    )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host, as in "HOST:PORT", is this machine's loopback."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
 #: Values of the sample for keys without a default, or with an uninformative one.
 _REQUIRED = {
     "node.name": '"e1"',
@@ -288,6 +352,9 @@ _REQUIRED = {
     "door.tls.users.user": '"app"',
     "door.tls.users.password": '"SECRET"',
     "http.listen": '"127.0.0.1:8080"',
+    "http.tls.certificate": '"http.pem"',
+    "http.tls.key": '"http.key"',
+    "coordination.endpoints": '["http://192.0.2.1:2379", "http://192.0.2.2:2379", "http://192.0.2.9:2379"]',
     "peers.name": '"e2"',
     "peers.id": "2",
     "peers.door": '"amqp://lrq:SECRET@192.0.2.2:5673"',
@@ -305,10 +372,13 @@ _TABLES: tuple[tuple[str, type[BaseModel]], ...] = (
     ("# [door.tls]", DoorTlsTable),
     ("# [[door.tls.users]]", CertificateUser),
     ("[http]", HttpTable),
+    ("# [http.tls]", ServerTlsTable),
     ("[[peers]]", PeerTable),
     ("[[sites]]", SiteTable),
     ("[replication]", ReplicationTable),
+    ("# [coordination]", CoordinationTable),
     ("[receive]", ReceiveTable),
+    ("[definitions]", DefinitionsTable),
     ("[tls]", TlsTable),
     ("# [interceptors.audit]", plugins.Settings),
 )

@@ -16,7 +16,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
@@ -34,6 +34,7 @@ from lrq_ha.replication.events import (
     Ack,
     Answer,
     BrokerLacks,
+    ChangeRegister,
     CutTail,
     Disconnect,
     Effect,
@@ -60,6 +61,9 @@ from lrq_ha.replication.roles import Role
 from lrq_ha.routing.names import ROUTING_VHOST
 
 from .config import Config
+from .coordination import Coordination, RegisterDriver
+from .counts import Counts
+from .definitions import Definitions
 from .node.client_drain import ClientDrain
 from .node.core import Core
 from .node.log_writer import LogWriter
@@ -81,6 +85,7 @@ TICK_S = 0.05
 WINDOW_MESSAGES_MAX = 4_000
 WINDOW_BYTES_MAX = 32 << 20
 SLOW_STEP_S = 5.0
+DEFINITIONS_WAIT_S = 1.0  # they are set while queues are written, and go on after that
 
 
 @dataclass(frozen=True)
@@ -92,6 +97,7 @@ class Kept:
         paused, defers_to, heard_before: See Node.
         doubt, refused: See Applier.
         shortfall: See Replica.
+        counts: Of the process.
     """
 
     shut_out: int = 0
@@ -101,6 +107,7 @@ class Kept:
     doubt: SuspectEntries | None = None
     refused: str = ""
     shortfall: Shortfall | None = None
+    counts: Counts = field(default_factory=Counts)
 
 
 class Incarnation:
@@ -110,15 +117,17 @@ class Incarnation:
         config: The node's configuration.
         door: The door, which outlives incarnations.
         before: The state that the incarnation before has left.
+        coordination: By etcd; None: static.
 
     Attributes:
         defers_to: For the next incarnation.
-        orders, renewals, full_syncs, status: The operators' interface.
+        orders, renewals, full_syncs, definitions, status: The operators' interface.
     """
 
-    def __init__(self, config: Config, door: Door, before: Kept | None = None) -> None:
+    def __init__(self, config: Config, door: Door, before: Kept | None = None, coordination: Coordination | None = None) -> None:
         before = before or Kept()
         self.defers_to = 0
+        self._counts = before.counts
         self._taking_since = 0.0  # when this node began to take its epoch
         self._config = config
         self._door = door
@@ -129,13 +138,15 @@ class Incarnation:
         self._life = life = TaskScope()
         self._core = core = Core(self._node, Levels(config.replication.replicate), life, self._carry_out, before.shortfall)
         self._replica = core.replica
-        self._log = LogWriter(config, core, life, before.shut_out, door.block)
+        self._log = LogWriter(config, core, life, before.shut_out, door.block, before.counts)
         self._turning_away = ClientDrain(door, core)
         self._sending = LogShipping(config, core, life, self._log)
         self._receiving = PeerServer(config, core, self._turning_away, lambda: self._applier)
         self._sites = Sites(config, self._replica, self._log.streams)
         self._keeper = SnapshotKeeper(self._replica, self._log.streams, keep_snapshot=config.receive.keep_snapshot)
         self._statuses_seen = 0
+        self._cut_off = ""
+        self._register = RegisterDriver(coordination, core, self._log, lambda: door.log_blocked) if coordination else None
         self._start_views(config, before)
         self.orders = OperatorCommands(config.node.name, self._broker, core, life, self._log, self._turning_away, self._sending)
         self.full_syncs = FullSyncOrders(config.node.name, self._replica, self._sites)
@@ -149,6 +160,7 @@ class Incarnation:
             sites=self._sites,
             keeper=self._keeper,
             applier=self._applier,
+            definitions=self.definitions,
         )
         self._effects: dict[type, Callable[[Any], None]] = {
             WriteBatch: self._write_batch,
@@ -167,12 +179,16 @@ class Incarnation:
             Restart: self._restart,
             Answer: self.orders.answered,
         }
+        if self._register:
+            self._effects[ChangeRegister] = self._register.change
 
     def _start_views(self, config: Config, before: Kept) -> None:
         """Starts the parts that keep the broker's queues and streams as the log says."""
         settings = config.replication
         views = ViewWriter(self._replica, self._log.streams, self._sites, self._keeper)
         self._rights = BrokerRights(self._replica, self._broker, lambda: self._applier.wake())
+        self.definitions = Definitions(config, self._core)
+        self._rights.provide = self.definitions.provide_vhost
         self._sweeper = Sweeper(self._replica, self._broker)
         self._configured = PartialQueues(self._replica, self._broker)
         self._applier = Applier(
@@ -187,6 +203,7 @@ class Incarnation:
             window_bytes_max=WINDOW_BYTES_MAX,
             on_follow=self._configured.unbind,
             may_write=self._rights.look,
+            set_objects=self.definitions.apply,
             doubt=before.doubt,
             refused=before.refused,
         )
@@ -213,6 +230,7 @@ class Incarnation:
             doubt=None if settled else doubt,
             refused=self._applier.refused,
             shortfall=None if begins_anew else self._replica.shortfall,
+            counts=self._counts,
         )
 
     # ---- life --------------------------------------------------------------------------------------------------------
@@ -236,8 +254,9 @@ class Incarnation:
             self._door.host = self._receiving
             self._core.feed(Opened(self._replica.progress.tracker.applied, self._log.streams.lost_host and self._node.log.end > 0))
             strays = Strays(self._replica, self._broker)
-            parts = (self._log, self._log.watch, self._rights, strays, self._applier, self._sweeper, self._configured)
-            for body in (self._ticks(), *(part.run() for part in parts)):
+            parts = (self._log, self._log.watch, self._rights, strays, self._applier, self._sweeper, self._configured, self.definitions)
+            register = (self._register.run(), self._register.prove()) if self._register else ()
+            for body in (self._ticks(), *(part.run() for part in parts), *register):
                 self._life.spawn(body)
             self._sending.start()
             return await self._life.ended()
@@ -251,6 +270,7 @@ class Incarnation:
             finally:
                 await self._life.stop()
                 self._configured.abort()
+                await self.definitions.close()
                 try:
                     if rebuilt and self._log.streams.begins_anew:
                         await wipe(self._log.streams, self._broker, self._node.log, self._replica.declared.definitions)
@@ -269,7 +289,15 @@ class Incarnation:
             if (lacks := self._replica.shortfall.tell()) != self._node.lacks:
                 self._core.feed(BrokerLacks(lacks))
             self._receiving.applied()
+            self._consider_cut_off()
             self.status.ticked()
+
+    def _consider_cut_off(self) -> None:
+        """E5: a primary that may have been replaced serves no clients."""
+        if self._node.cut_off and not self._cut_off:
+            log.warning("clients are turned away: %s", self._node.cut_off)
+            self._door.close_clients(self._node.cut_off)
+        self._cut_off = self._node.cut_off
 
     def _queues_published_again(self) -> set[tuple[str, str]]:
         """Queues in which older copies may be left of entries that are published again, or were lost: any of them. Nothing leaves a stream."""
@@ -293,6 +321,7 @@ class Incarnation:
         self._sending.grown()
 
     def _safe(self, effect: SafeAdvanced) -> None:
+        self._log.safe_advanced(effect.safe)
         self._replica.progress.safe_advanced(effect.safe)
         if self._node.leading:
             self._tell_sites()
@@ -322,6 +351,7 @@ class Incarnation:
         marks = [self._taking_since, time.monotonic()]
         self._replica.given_out.took_over(self._node.log.end, given)
         self._replica.begin_epoch(epoch)
+        definitions = self._life.spawn(self.definitions.begin(epoch))
         steps = (
             ("queues are written", self._applier.drained),
             ("the sweeper ends", self._sweeper.take_over),
@@ -330,9 +360,12 @@ class Incarnation:
         for what, step in steps:
             await self._watched(what, self._life.spawn(step()))
             marks.append(time.monotonic())
+        await self._life.wait(definitions, DEFINITIONS_WAIT_S)
+        marks[-1] = time.monotonic()
         took_ms = (*(1000 * (end - begin) for begin, end in pairwise(marks)), 1000 * (marks[-1] - marks[0]))
         text = "recovered: epoch taken in %.0f ms, queues written in %.0f, sweeper ended in %.0f, configuration set up in %.0f; %.0f ms in all"
         log.info(text, *took_ms)
+        self._counts.promoted(marks)
         self._core.feed(Recovered(epoch))
 
     async def _watched(self, what: str, step: asyncio.Task[None]) -> None:
@@ -346,6 +379,7 @@ class Incarnation:
         await step
 
     def _open_door(self, effect: OpenDoor) -> None:
+        self._counts.promotions += 1
         self._replica.refuse_passed_over()
         self.renewals.go_on()
         self._life.spawn(self._sites.run())

@@ -17,12 +17,17 @@ import uvloop
 
 from broker_plugin.amqp.errors import AuthenticationFailed
 from broker_plugin.door.server import Door
+from lrq_ha import __version__
 from lrq_ha.errors import LrqError
 from lrq_ha.replication.events import PauseRequest, PromoteRequest, RemoveRequest
 from lrq_ha.replication.settings import id_of_unnamed
 
+from .certificates import Expiries
 from .config import Config
-from .http import HttpServer
+from .coordination import Coordination
+from .counts import Counts
+from .http.metrics import Metrics, Scrape
+from .http.server import HttpServer
 from .incarnation import Incarnation, Kept
 
 log = logging.getLogger("lrq_ha.process")
@@ -48,16 +53,26 @@ class Process:
         self.problem = "starting"
         self._stands_since = time.time()  # while no incarnation runs: end of the last one, or start of this process
         self._let_in = False  # the broker has taken user and password
-        self._kept = Kept()
+        self._counts = Counts()
+        self._kept = Kept(counts=self._counts)
+        self._coordination = Coordination(config) if config.coordination else None
         self._ids = {name: node for node, name in config.names.items()}
-        self._http = HttpServer(config.http.listen, self)
+        self._expiries = Expiries(config.own_certificates)
+        self._http = HttpServer(
+            config.http.listen,
+            self,
+            metrics=Metrics(self.scrape),
+            probes_listen=config.http.probes,
+            tokens=config.tokens,
+            tls=config.http_tls,
+        )
 
     async def run(self) -> int:
         """Runs until SIGTERM or SIGINT; returns the exit status. SIGHUP: reads certificates again."""
         stopped = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stopped.set)
-        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self.door.reload, True)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._reload)
         await self.door.start()
         await self._http.start()
         node = self.config.node
@@ -75,15 +90,22 @@ class Process:
         finally:
             await self.door.close()
             await self._http.close()
+            if self._coordination:
+                await self._coordination.close()
         return 0
 
+    def _reload(self) -> None:
+        self.door.reload(True)
+        self._http.reload()
+
     async def _lives(self) -> None:
-        pause = PAUSE_FIRST_S
+        pause, counts = PAUSE_FIRST_S, self._counts
         while True:
             began = asyncio.get_running_loop().time()
             try:
-                self.incarnation = incarnation = Incarnation(self.config, self.door, self._kept)
+                self.incarnation = incarnation = Incarnation(self.config, self.door, self._kept, self._coordination)
                 self.problem = await incarnation.run()
+                counts.incarnations["ended"] += 1
                 self._stands_since = time.time()
                 self._let_in = True
                 log.warning("this incarnation is over: %s", self.problem)
@@ -92,12 +114,16 @@ class Process:
                 if problem != self.problem:
                     log.error("%s", problem)
                 self.problem = problem
+                counts.incarnations["refused"] += 1
             except Exception as error:
                 log.exception("this incarnation failed")
                 self.problem = f"an internal error, see the log: {error!r}"
+                counts.incarnations["failed"] += 1
             finally:
                 self.incarnation = None
             self._kept = incarnation.kept
+            if self._coordination:
+                await self._coordination.incarnation_over(at_once=bool(self._kept.defers_to) or self._kept.paused)
             if asyncio.get_running_loop().time() - began > 5 or self._kept.defers_to:
                 pause = PAUSE_FIRST_S
             await asyncio.sleep(pause)
@@ -107,17 +133,34 @@ class Process:
 
     def status(self) -> dict[str, Any]:
         """The content of GET /status."""
-        found: dict[str, Any] = {"node": self.config.node.name, "group": self.config.node.group}
+        found: dict[str, Any] = {"node": self.config.node.name, "group": self.config.node.group, "software": __version__}
         with open("/proc/self/statm", encoding="ascii") as file:
             found["rss_bytes"] = int(file.read().split()[1]) * resource.getpagesize()
         found["connections"] = len(self.door.sessions)
         found["sockets"] = self.door.connections
         found["counters"] = dict(self.door.counters)
         found["interceptors"] = self.door.interceptors.status()
+        if self._coordination:
+            found["coordination"] = self._coordination.tell()
         if self.incarnation is not None and self.incarnation.ready:
             return found | self.incarnation.status.tell()
         standing = {"role": "standalone", "reason": self._why_not(), "primary": None, "in_set": False, "paused": self._kept.paused}
         return found | standing | {"since": self._stands_since}
+
+    def scrape(self) -> Scrape:
+        """The values of GET /metrics."""
+        channels = [channel for session in self.door.sessions for channel in session.channels.values()]
+        return Scrape(
+            status=self.status(),
+            counts=self._counts,
+            peers=[peer.name for peer in self.config.peers],
+            log_bytes_max=self.config.replication.log_bytes_max,
+            expiries=self._expiries.read(),
+            channels=len(channels),
+            consumers=sum(len(channel.consumers) for channel in channels),
+            unfinished_bytes=self.door.unfinished.bytes,
+            client_bytes=self.door.waiting_bytes,
+        )
 
     def refusal(self) -> str:
         """Why clients are not served now; empty if they are."""
@@ -138,6 +181,8 @@ class Process:
     async def switchover(self, node: str | None, timeout_s: float, force: bool, dry_run: bool) -> tuple[bool, str]:
         """Hands over to a backup, in order."""
         [number] = [0] if node is None else self._numbers(node)
+        if not dry_run:
+            await self._running().definitions.look()  # what an operator has changed a moment ago
         return await self._running().orders.switchover(number, timeout_s, force=force, dry_run=dry_run)
 
     async def demote(self, timeout_s: float, force: bool, dry_run: bool) -> tuple[bool, str]:
@@ -153,6 +198,18 @@ class Process:
     ) -> tuple[bool, str]:
         """Demands full syncs of a client."""
         return self._running().full_syncs.resync(client, sites, to_all, source, reason, dry_run)
+
+    async def definitions(self) -> dict[str, Any]:
+        """The vhosts and users of this node's broker."""
+        return await self._running().definitions.names()
+
+    async def compare_definitions(self) -> list[dict[str, str]]:
+        """The differences between this node's broker and the log."""
+        return await self._running().definitions.compare()
+
+    async def take_definitions(self, dry_run: bool) -> tuple[bool, str]:
+        """Makes this node's broker as the log has it."""
+        return await self._running().definitions.take(dry_run)
 
     async def pause(self, paused: bool) -> tuple[bool, str]:
         """Stops or resumes automatic epochs."""

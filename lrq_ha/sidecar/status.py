@@ -14,6 +14,7 @@ from lrq_ha.replication.roles import Role
 from lrq_ha.routing import names
 from lrq_ha.routing.statuses import CLIENTS_MAX
 
+from .definitions import Definitions
 from .node.client_drain import ClientDrain
 from .node.core import Core
 from .node.log_growth import LogGrowth
@@ -31,7 +32,7 @@ class Status:
     """The status of an incarnation.
 
     Args:
-        core, own_log, sending, receiving, turning_away, sites, keeper, applier: Parts of the incarnation.
+        core, own_log, sending, receiving, turning_away, sites, keeper, applier, definitions: Parts of the incarnation.
 
     Attributes:
         since: Unix time since when the node has its role.
@@ -48,6 +49,7 @@ class Status:
         sites: Sites,
         keeper: SnapshotKeeper,
         applier: Applier,
+        definitions: Definitions,
     ) -> None:
         self.since = time.time()
         self._node = core.node
@@ -59,15 +61,41 @@ class Status:
         self._sites = sites
         self._keeper = keeper
         self._applier = applier
+        self._definitions = definitions
         self._growth = LogGrowth()
+        self._leader_growth = (0, LogGrowth())  # of the primary's log, and the epoch in which this node heard of it
 
     def ticked(self) -> None:
-        """Remembers whether the log has grown; once per tick."""
-        self._growth.note_end(self._node.log.end, time.monotonic())
+        """Remembers whether the log, and the primary's, have grown; once per tick."""
+        now, node = time.monotonic(), self._node
+        self._growth.note_end(node.log.end, now)
+        if (end := node.leader_end) is not None:
+            if self._leader_growth[0] != node.leader_epoch:
+                self._leader_growth = node.leader_epoch, LogGrowth()
+            self._leader_growth[1].note_end(end, now)
 
     def _lag_s(self, has: int) -> float:
         """Seconds since the log was no longer than a peer's, by this node's clock."""
         return 0.0 if has >= self._node.log.end else self._growth.behind_s(has, time.monotonic())
+
+    def _follower_lag(self) -> dict[str, float] | None:
+        """What this node lacks of the log of the primary that it follows; None: it follows none. Bytes by the mean size of an entry."""
+        node = self._node
+        if (leader_end := node.leader_end) is None:
+            return None
+        entries = max(0, leader_end - node.log.end)
+        seconds = self._leader_growth[1].behind_s(node.log.end, time.monotonic()) if entries else 0.0
+        return {"entries": entries, "bytes": round(entries * self._log.watch.retention.entry_bytes), "seconds": seconds}
+
+    def _broker(self) -> dict[str, Any]:
+        """Whether the own broker takes the log."""
+        streams = self._log.streams
+        return {
+            "version": streams.broker_version,
+            "blocked": self._blocked(),
+            "alarm": self._turning_away.alarm,
+            "silent_s": round(self._log.silent_s(), 2),
+        }
 
     def tell(self) -> dict[str, Any]:
         """Values for JSON, by name."""
@@ -86,6 +114,8 @@ class Status:
             "in_set": node.log.in_set or bool(node.leading),
             "members": [node.name(n) for n in sorted(node.in_sync)],
             "primary": node.name(primary) if primary else None,
+            "follower_lag": self._follower_lag(),
+            "broker": self._broker(),
             "peers": {node.name(number): self._peer(number) for number in node.peers},
             "sessions": self._sites.status(),
             "receiving": self._keeper.tell(),
@@ -98,9 +128,11 @@ class Status:
             "at_stake_bytes": replica.progress.at_stake_bytes,
             "to_apply_bytes": replica.to_apply_bytes,
             "memory_bytes": self._log.memory.bytes,
+            "checkpoint_bytes": replica.checkpoint_bytes,
+            "applied_record_bytes": self._log.record_bytes,
             "paused": node.paused,
             "lacks": node.lacks,
-            "software": node.settings.software,
+            "definitions": self._definitions.tell(),
             "mode": "strict" if node.settings.strict else "available",
             "diverged_from": node.tail_from if node.role is Role.DIVERGED else None,
         }
@@ -146,7 +178,8 @@ class Status:
     def _troubles(self) -> str:
         """Faults of the broker, full queues, actions under way, obstacles between nodes, and nodes that a primary's log may leave behind."""
         node = self._node
-        broker = (self._blocked(), node.lacks, self._applier.full(), self._log.record_trouble(), self._log.size_trouble())
+        own_log, definitions = (self._log.record_trouble(), self._log.size_trouble()), self._definitions.trouble()
+        broker = (self._blocked(), node.lacks, self._applier.full(), *own_log, definitions)
         if node.leading:
             behind = "; ".join(filter(None, map(self._log.watch.trouble, node.peers)))
             doing, how_far = self._turning_away.busy, self._turning_away.progress()

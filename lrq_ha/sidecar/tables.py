@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 from urllib.parse import SplitResult, urlsplit
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from broker_plugin.amqp import content_assembly, content_header, frames
 from broker_plugin.amqp.tls import Verify, Version
+from broker_plugin.definitions.objects import REPLICATED
 from lrq_ha import urls
 from lrq_ha.replication.levels import ALLOWED, BadLevel, Level, Levels
 from lrq_ha.routing.names import NAME_RULE, is_name
@@ -21,6 +22,10 @@ def _listen(value: str) -> str:
     if not host or not port.isdigit() or not 0 < int(port) < 65536:
         raise ValueError('must be "HOST:PORT", for example "127.0.0.1:5672"')
     return value
+
+
+def _listen_if_any(value: str) -> str:
+    return _listen(value) if value else ""
 
 
 def _split(value: str) -> SplitResult:
@@ -60,8 +65,21 @@ def _pattern(value: str) -> str:
 
 def _http(value: str) -> str:
     url = _split(value)
-    if url.scheme != "http" or url.username is not None or url.path.strip("/") or url.query or url.fragment:
-        raise ValueError('must be "http://HOST:PORT", without a user or a path')
+    if url.scheme not in ("http", "https") or url.username is not None or url.path.strip("/") or url.query or url.fragment:
+        raise ValueError('must be "http://HOST:PORT", or https:// for TLS, without a user or a path')
+    return value
+
+
+def _etcd(value: str) -> str:
+    url = _split(value)
+    if url.scheme not in ("http", "https") or url.username is not None or url.path.strip("/") or url.query or url.fragment:
+        raise ValueError('must be "http://HOST:PORT", or https:// for TLS, without a user or a path')
+    return value
+
+
+def _namespace(value: str) -> str:
+    if not value.startswith("/") or value != value.rstrip("/"):
+        raise ValueError('must begin with "/", and not end with it')
     return value
 
 
@@ -73,17 +91,27 @@ def _levels(value: dict[str, str]) -> dict[str, str]:
     return value
 
 
+def _kind(value: str) -> str:
+    if value not in REPLICATED:
+        raise ValueError(f"must be one of {', '.join(REPLICATED)}")
+    return value
+
+
 Listen = Annotated[str, AfterValidator(_listen)]
+ListenIfAny = Annotated[str, AfterValidator(_listen_if_any)]
 AmqpUrl = Annotated[str, AfterValidator(_amqp)]
 HttpUrl = Annotated[str, AfterValidator(_http)]
+EtcdUrl = Annotated[str, AfterValidator(_etcd)]
+Namespace = Annotated[str, AfterValidator(_namespace)]
 File = Annotated[str, AfterValidator(_file)]
 Pattern = Annotated[str, AfterValidator(_pattern)]
 Name = Annotated[str, AfterValidator(_name)]
+Kind = Annotated[str, AfterValidator(_kind)]
 #: A log has room for this many of the largest messages or transactions, at least: a checkpoint stands in each quarter of it.
 LARGEST_PER_LOG = 8
 RECEIVE_BYTES_MIN = 1 << 20
 #: Keys whose values are never shown.
-SECRET = frozenset({"url", "door", "doors", "password", "options"})
+SECRET = frozenset({"url", "door", "doors", "endpoints", "password", "options"})
 
 
 class Table(BaseModel):
@@ -123,18 +151,25 @@ class CertificateUser(Table):
     password: str = Field(description="this user's password")
 
 
-class DoorTlsTable(Table):
-    certificate: File = Field(min_length=1, description="the door's certificate with its chain (PEM); read again when the file changes")
+class ServerTlsTable(Table):
+    certificate: File = Field(min_length=1, description="the certificate with its chain (PEM); read again when the file changes")
     key: File = Field(min_length=1, description="its key (PEM, not encrypted)")
     ca: File = Field("", description="who may sign clients' certificates (PEM)")
     verify: Verify = Field("none", description='whether clients need a certificate: "none", "optional" or "required"')
     minimum_version: Version = "1.2"
+
+    @model_validator(mode="after")
+    def _ca_if_verified(self) -> Self:
+        if (self.verify != "none") != bool(self.ca):
+            raise ValueError('verify "optional" and "required" need ca, and "none" has no use for it')
+        return self
+
+
+class DoorTlsTable(ServerTlsTable):
     users: list[CertificateUser] = Field(default=[], description="logins by certificate (mechanism EXTERNAL)")
 
     @model_validator(mode="after")
     def _whole(self) -> DoorTlsTable:
-        if (self.verify != "none") != bool(self.ca):
-            raise ValueError('verify "optional" and "required" need ca, and "none" has no use for it')
         if self.users and self.verify == "none":
             raise ValueError('users need verify "optional" or "required"')
         names = [entry.common_name for entry in self.users]
@@ -216,13 +251,26 @@ class DoorTable(Table):
 
 class HttpTable(Table):
     listen: Listen = Field(description="status and operators' commands")
+    token_file: File = Field(
+        "", description="has the token that commands, GET /tail and GET /definitions need, and that `lrq-ha --config` sends to all nodes; a second "
+        "line: the old "
+        "token, which is accepted, too; empty: whoever reaches listen may give commands"
+    )
+    probes: ListenIfAny = Field("", description="a second address, for load balancers and Prometheus: probes and /metrics only, without TLS")
+    tls: ServerTlsTable | None = Field(None, description="listen takes https:// only")
+
+    @model_validator(mode="after")
+    def _two_addresses(self) -> HttpTable:
+        if self.probes == self.listen:
+            raise ValueError("probes and listen need addresses of their own")
+        return self
 
 
 class PeerTable(Table):
     name: Name
     id: int = Field(ge=1, le=255)
     door: AmqpUrl = Field(description="its door, with the user that the sidecar there uses at its broker; amqps:// for TLS")
-    http: HttpUrl
+    http: HttpUrl = Field(description="its http.listen, for `lrq-ha --config`; https:// if it has [http.tls]")
 
 
 class SiteTable(Table):
@@ -231,6 +279,26 @@ class SiteTable(Table):
     snapshot_timeout_s: float = Field(
         60.0, gt=0, description="a full sync of which so long nothing came is cancelled and asked for again: more than a provider needs for a row"
     )
+
+
+class CoordinationTable(Table):
+    endpoints: list[EtcdUrl] = Field(min_length=1, description="the members of etcd, 3.4 or newer; https:// with [tls]")
+    namespace: Namespace = Field("/lrq-ha", description="the keys in etcd are NAMESPACE/GROUP/...")
+    user: str = Field("", description="of etcd's own authentication; empty: none")
+    password_file: File = Field("", description="a file with the user's password; read at the start")
+    lease_ttl_s: float = Field(
+        10.0, ge=3, le=600, description="a primary that is silent for so long is replaced; whole seconds; each primary uses its own"
+    )
+    priority: int = Field(100, ge=0, le=1_000_000, description="of this node: the highest takes over first; 0: it takes no epoch by itself")
+    broker_grace_s: float = Field(2.0, ge=0, description="a primary whose broker is lost gives its lease back after so long")
+
+    @model_validator(mode="after")
+    def _whole(self) -> CoordinationTable:
+        if self.lease_ttl_s != int(self.lease_ttl_s):
+            raise ValueError(f"lease_ttl_s must be whole seconds (value {self.lease_ttl_s:g})")
+        if bool(self.user) != bool(self.password_file):
+            raise ValueError("user and password_file are given together or not at all")
+        return self
 
 
 class ReceiveTable(Table):
@@ -253,7 +321,10 @@ class ReceiveTable(Table):
 
 
 class ReplicationTable(Table):
-    coordination: Literal["static"] = Field("static", description="who gives the right to an epoch")
+    coordination: Literal["static", "etcd"] = Field(
+        "static",
+        description='who gives the right to an epoch: "static": all nodes, or an operator; "etcd": a lease in etcd, a backup takes over by itself',
+    )
     mode: Literal["available", "strict"] = Field(
         "available",
         description='"available": a silent backup is taken out of the set after backup_timeout_s; "strict": confirms wait, or an operator removes it',
@@ -319,3 +390,15 @@ class ReplicationTable(Table):
         So a log that has lost its beginning still holds a checkpoint from which on it is complete.
         """
         return self.log_bytes_max // 4
+
+
+class DefinitionsTable(Table):
+    replicate: list[Kind] = Field(
+        default=[],
+        description="what operators set at the primary's broker and the backups' brokers get, equal on all nodes: "
+        f"{', '.join(REPLICATED)}; empty: each broker has its own",
+    )
+    management: HttpUrl = Field(
+        "http://127.0.0.1:15672", description="the management API of the broker beside this sidecar, whose user needs the tag administrator"
+    )
+    interval_s: float = Field(5.0, gt=0, description="how often the primary looks for changes, and a backup whether its broker is as it should be")

@@ -6,7 +6,10 @@ Usage::
     register(spark)
     entries = spark.read.format("lrq").option("nodes", "amqp://…,amqp://…").option("subscribe", "LRQ_Recv_flights_east").load()
 
-Rules: `options`, `ranges` and `offsets` are pure; `source` is Spark's interface; `tables` uses Spark operations only; `pipeline` keeps them on disk.
+A stream is read with `spark.readStream` instead.
+
+Rules: `options`, `offsets` and `ranges` are pure; `planning`, `reading` and `stream_reader` talk to nodes; `source` is Spark's interface;
+`tables` uses Spark operations only; `pipeline` keeps tables on disk.
 """
 
 from typing import TYPE_CHECKING, Any

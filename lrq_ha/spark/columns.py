@@ -8,7 +8,7 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 
 import pyarrow as pa
@@ -75,49 +75,48 @@ class Rows:
         self._transactions: list[pb.ReceivedTransaction] = []
         self._restarts: list[int] = []  # their places among the transactions
         self._counts: list[int] = []  # rows per transaction
-        self._payloads: list[bytes | None] = []
-        self._payload_bytes = self.count = 0
+        self._bytes = self.count = 0
 
     def add(self, batch: pb.ReceivedBatch, taken: Taken) -> Iterator[pa.RecordBatch]:
         """Adds the transactions that were taken of `batch`. Returns the batches that are full."""
-        restart = taken.restart
-        for transactions in _pieces(taken.transactions):
-            if restart:
-                self._restarts.append(len(self._transactions))
-                restart = False
-            payloads = [transaction.payloads or (None,) for transaction in transactions]
-            counts = [len(one) for one in payloads]
-            added: list[bytes | None] = [payload for one in payloads for payload in one]
-            self._transactions += transactions
-            self._counts += counts
-            self._payloads += added
-            self._payload_bytes += sum(len(payload) for payload in added if payload)
-            self._origins.append((batch.source, batch.client_name, len(added)))
-            self.count += len(added)
-            if self.count >= ROWS_MAX or self._payload_bytes >= PAYLOAD_BYTES_MAX:
-                yield from self.flush()
+        if taken.restart:
+            self._restarts.append(len(self._transactions))
+        transactions = list(taken.transactions)
+        counts = [len(transaction.payloads) or 1 for transaction in transactions]
+        rows = sum(counts)
+        self._transactions += transactions
+        self._counts += counts
+        self._origins.append((batch.source, batch.client_name, rows))
+        self._bytes += batch.ByteSize()
+        self.count += rows
+        return self.flush() if self.count >= ROWS_MAX or self._bytes >= PAYLOAD_BYTES_MAX else iter(())
 
     def flush(self) -> Iterator[pa.RecordBatch]:
         """What waits, in batches of bounded size."""
         if not self.count:
             return
         whole = pa.RecordBatch.from_arrays([_BUILD[field.name](self).cast(field.type) for field in self._schema], schema=self._schema)
-        bounds = self._bounds()
+        bounds = self._bounds(whole["payload"] if "payload" in self._schema.names else self._payload())
         self._clear()
         yield from (whole.slice(start, end - start) for start, end in pairwise(bounds))
 
-    def _bounds(self) -> list[int]:
+    def _bounds(self, payloads: pa.Array) -> list[int]:
         """The rows at which batches begin, and the number of rows."""
-        if self.count <= ROWS_MAX and self._payload_bytes <= PAYLOAD_BYTES_MAX:
+        if self.count <= ROWS_MAX and self._bytes <= PAYLOAD_BYTES_MAX:
             return [0, self.count]
         bounds, rows, size = [0], 0, 0
-        for number, payload in enumerate(self._payloads):
+        for number, payload_bytes in enumerate(pc.fill_null(pc.binary_length(payloads), 0).to_pylist()):
             if rows >= ROWS_MAX or size >= PAYLOAD_BYTES_MAX:
                 bounds.append(number)
                 rows = size = 0
             rows += 1
-            size += len(payload or b"")
+            size += payload_bytes
         return [*bounds, self.count]
+
+    def _payload(self) -> pa.Array:
+        if len(self._transactions) == self.count:
+            return pa.array([payloads[0] if (payloads := one.payloads) else None for one in self._transactions], pa.binary())
+        return pa.array([payload for one in self._transactions for payload in one.payloads or (None,)], pa.binary())
 
     def _repeated(self, values: pa.Array) -> pa.Array:
         """A value per transaction -> a value per row."""
@@ -176,12 +175,8 @@ _BUILD: dict[str, Callable[[Rows], pa.Array]] = {
     "index": Rows._index,
     "replication_id": Rows._replication_id,
     "timestamp": Rows._timestamp,
-    "payload": lambda rows: pa.array(rows._payloads, pa.binary()),
+    "payload": Rows._payload,
     "request_id": lambda rows: rows._repeated(pa.array([one.request_id or None for one in rows._transactions], pa.string())),
     "restart": Rows._restart,
 }
 
-
-def _pieces(transactions: Sequence[pb.ReceivedTransaction]) -> Iterator[Sequence[pb.ReceivedTransaction]]:
-    """The transactions in pieces, so that few rows too many wait for a batch."""
-    yield from (transactions[at : at + ROWS_MAX] for at in range(0, len(transactions), ROWS_MAX))

@@ -1,7 +1,7 @@
 """The offsets of a streaming query, and the part of a queue between two of them. Pure.
 
-An offset is, per queue, the last position of the source's log that was given: {queue: {"epoch": E, "sequence": S}}. It is the same on each node
-of the sink, and survives failovers of both groups. START, 0 and 0, is the position before the first transaction of a queue that is whole.
+An offset is, per queue, the last position of the source's log that was given: {queue: {"epoch": E, "sequence": S}}. It is valid on each node of
+the sink, and survives failovers of both groups. START, 0 and 0, is the position before the first transaction of a queue that is whole.
 
 - Spark compares offsets as text, so an offset has one spelling: queues in order of name.
 - Spark asks for the first offset each time that batch 0 is repeated, and keeps it nowhere. So the first offset is empty, and batch 0 fixes the

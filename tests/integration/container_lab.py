@@ -148,7 +148,7 @@ class ContainerLab(Lab):
         plan = super()._plan(*arguments)
         return replace(plan, listens_on="0.0.0.0", host=plan.name)
 
-    def _check_ports(self, name: str, part: str) -> None:
+    def _check_ports(self, key: str) -> None:
         """They are published, so Docker holds them."""
 
     def _begin(self, deadline: float) -> None:

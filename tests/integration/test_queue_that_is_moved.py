@@ -322,7 +322,7 @@ def test_what_a_consumer_has_held_for_too_long_is_not_waited_for(lab: Lab) -> No
         late.send(encode.ack(1, 3))  # too late for the broker
         late.call(1, commands.Basic.Qos(), frames.BASIC_QOS_OK)
         code, said = command("switchover", backup, "--dry-run", lab=lab)
-        assert (code, said.partition("; this")[0]) == (0, f"would hand over to {backup}; consumers hold 0 messages")
+        assert (code, said.startswith(f"would hand over to {backup}; consumers hold 0 messages; ")) == (0, True), said
         renew(lab, "--timeout", "60")
         assert "is moved" in late.answer(frames.CHANNEL_CLOSE).reply_text
         late.ask(commands.Channel.CloseOk())

@@ -19,11 +19,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from load import eventually, primary_of, set_up, take_over
+from load import User, add_users, eventually, primary_of, set_up, take_over
 from patience import PATIENT_DOOR
 
 from lrq_ha.errors import MalformedInput
 from lrq_ha.lab import Lab
+from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.publisher import FullSyncContext, FullSyncRequest, Publisher
 from lrq_ha.receiver import (
     Fenced,
@@ -39,6 +40,9 @@ from lrq_ha.receiver import (
     Update,
 )
 from lrq_ha.receiver.errors import ReceiverError
+from lrq_ha.routing.names import COMMIT, recv_queue
+from lrq_ha.streams.errors import MessageRefused, QueueRefused
+from lrq_ha.streams.node_connection import NodeConnection, address_of
 
 pytestmark = [pytest.mark.broker, pytest.mark.proves("G6")]
 
@@ -291,6 +295,32 @@ def test_a_second_process_of_a_name_takes_over_and_the_first_ends(lab: Lab, sour
             with pytest.raises(Fenced, match="Another process has taken over receiver 'stock-db'"):
                 first.run()
             assert stock(path) == source.stock
+
+
+@pytest.mark.quick
+def test_a_position_belongs_to_its_user_and_takes_a_place_until_it_is_forgotten(lab: Lab, source: Source) -> None:
+    queue = recv_queue(source.client_name, "east")
+    node = lab.nodes[primary := primary_of(lab, "west")]
+
+    def receivers() -> list[str]:
+        return list(lab.status(primary)["receiving"][queue]["receivers"])
+
+    with receiving(lab, source, Reluctant(), "of-app") as receiver:
+        normal(receiver)
+        eventually("its position", lambda: receivers() == ["of-app"], 30)
+    other = User("other", "secret", [("lrq", ".*", ".*", ".*")])
+    add_users(lab, primary, other)
+    url = f"amqp://other:secret@{node.door.rpartition('@')[2]}"
+    others = Receiver([url], source.client_name, "of-app", Reluctant())
+    with pytest.raises(QueueRefused, match="the positions of receiver 'of-app' belong to another user"):
+        others.forget("east")
+    with NodeConnection.open([address_of(url)], "test", producer="of-other") as connection:
+        commit = pb.Commit(receiver="of-other", queue="LRQ_Recv_unknown_east", token="t")
+        with pytest.raises(MessageRefused, match="no batch has come for 'LRQ_Recv_unknown_east'"):
+            connection.publish(COMMIT, commit.SerializeToString())
+    assert receivers() == ["of-app"]
+    assert receiver.forget("east")
+    assert receivers() == []
 
 
 @pytest.mark.quick

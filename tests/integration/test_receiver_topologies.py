@@ -21,12 +21,12 @@ from lrq_ha.receiver import Listener, Receiver, TableListener, Update
 
 pytestmark = [pytest.mark.broker, pytest.mark.proves("G6")]
 
-SITES = {"north": ["west"], "south": ["west"], "east": ["west"], "west": ["east"]}
+SITES = {"north": ["west"], "south": ["west"], "east": ["west"], "west": ["east", "north"]}
 
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory, broker_version: str) -> Iterator[Lab]:
-    """Three sources of west, and west is a source of east."""
+    """Three sources of west, and west is a source of east and north."""
     found = Lab(dict.fromkeys(SITES, 1), tmp_path_factory.mktemp("topologies") / "lab", broker_version, sites=SITES, door=PATIENT_DOOR)
     set_up(found, "backup_timeout_s = 60.0")
     with found:
@@ -93,7 +93,7 @@ def test_both_ways_nothing_comes_back(lab: Lab, tmp_path: Path) -> None:
 class Forwarder(Listener):
     """The application of a middle site: it sends on what it gets, and says where that has been."""
 
-    def __init__(self, publisher: Publisher, to: str) -> None:
+    def __init__(self, publisher: Publisher, *to: str) -> None:
         self._publisher = publisher
         self._to = to
         self.refused: list[str] = []
@@ -103,11 +103,25 @@ class Forwarder(Listener):
 
     def process_updates_in_log_entry_sync(self, updates: list[Update]) -> bool:
         for update in updates:
-            confirm = self._publisher.transmit_log_entry_message(update.opaque_payload, [self._to], update.path)
+            confirm = self._publisher.transmit_log_entry_message(update.opaque_payload, self._to, update.path)
             try:
                 confirm.result(60)
             except NackedError as error:
                 self.refused.append(str(error))
+        return True
+
+
+class Kept(Listener):
+    """Keeps what it gets."""
+
+    def __init__(self) -> None:
+        self.payloads: list[bytes] = []
+
+    def process_updates_in_snapshot_sync(self, updates: list[Update]) -> bool:
+        return self.process_updates_in_log_entry_sync(updates)
+
+    def process_updates_in_log_entry_sync(self, updates: list[Update]) -> bool:
+        self.payloads += [update.opaque_payload for update in updates]
         return True
 
 
@@ -140,15 +154,20 @@ def test_a_chain_of_three_through_a_kill_in_the_middle(lab: Lab, tmp_path: Path)
 
 
 @pytest.mark.quick
-def test_a_ring_is_refused(lab: Lab) -> None:
+def test_a_ring_ends_where_it_began_and_goes_on_to_other_sites(lab: Lab) -> None:
     client = fresh("ring")
     with (
         Publisher([lab.nodes["e1"].door], f"{client}-east", client) as east,
         Publisher([lab.nodes["w1"].door], f"{client}-west", client) as west,
-        Receiver([lab.nodes["w1"].door], client, "ring", forwarder := Forwarder(west, "east")) as receiver,
+        Receiver([lab.nodes["w1"].door], client, "back", back := Forwarder(west, "east")) as to_east,
+        Receiver([lab.nodes["w1"].door], client, "on", on := Forwarder(west, "east", "north")) as to_both,
+        Receiver([lab.nodes["n1"].door], client, "end", arrived := Kept()) as at_north,
     ):
-        receiver.start()
+        for receiver in (to_east, to_both, at_north):
+            receiver.start()
         east.transmit_log_entry_message(b"x", ["west"])
         east.flush(60)
-        eventually("the refusal", lambda: bool(forwarder.refused), 60)
-        assert "has had this transaction already, which has come by east > west" in forwarder.refused[0]
+        eventually("the refusal", lambda: bool(back.refused), 60)
+        assert "has had this transaction already, which has come by east > west" in back.refused[0]
+        eventually("the payload at the other site", lambda: b"x" in arrived.payloads, 60, seen=at_north.status)
+        assert on.refused == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ from renewals import SMALL_LOG, discard, fall_off
 from test_receiver import Source, arrived, database, listener, normal, receiving, stock
 
 from lrq_ha.lab import Lab
+from lrq_ha.publisher import FullSyncContext, FullSyncRequest, Publisher
 from lrq_ha.receiver import Receiver
 from lrq_ha.routing.names import recv_queue
 from lrq_ha.streams.errors import MessageRefused
@@ -113,6 +115,59 @@ def test_a_demand_that_cannot_be_met_says_why(lab: Lab, source: Source, tmp_path
         eventually("the queue", lambda: bool(receiver.status()), 30)
         with pytest.raises(MessageRefused, match="right to write to"):
             receiver.resync()
+
+
+class Failing(Source):
+    """Its provider stops in the middle of a full sync when it is told to, and says that it gives up when it is let go."""
+
+    def __init__(self, *arguments: Any) -> None:
+        self.stops, self.stopped, self.go_on = threading.Event(), threading.Event(), threading.Event()
+        self.asked: list[str] = []
+        super().__init__(*arguments)
+
+    def _provide(self, request: FullSyncRequest, context: FullSyncContext) -> None:
+        self.asked.append(request.reason)
+        if self.stops.is_set():
+            context.transmit(json.dumps({"table": "stock", "rows": [{"item": 1, "count": 1}]}).encode())
+            self.stopped.set()
+            self.go_on.wait(60)
+            raise RuntimeError("the database is gone")
+        super()._provide(request, context)
+
+
+def test_a_snapshot_that_a_client_without_a_provider_leaves_is_made_by_the_next_provider(lab: Lab, tmp_path: Path) -> None:
+    source = Failing(lab, client := f"leaving{time.time_ns() % 10**9}")
+    path, at_source = database(tmp_path), ("--group", "east", "--to", "west", "--reason", "rows were lost")
+    doors = [lab.nodes["e1"].door]
+    with Publisher(doors, f"{client}-other", client, confirm_timeout_s=60) as other, receiving(lab, source, listener(path)) as receiver:
+        source.change(1, 5)
+        arrived(receiver, source)
+        source.stops.set()
+        code, said = command("resync", client, *at_source, lab=lab)
+        assert code == 0, said
+        assert source.stopped.wait(30)
+        assert source.asked[-1] == "an operator demands a full sync: rows were lost"
+        eventually("the beginning", lambda: not snapshot_of(lab, client)["complete"], 30)
+        other.transmit_log_entry_message(json.dumps({"table": "stock", "rows": []}).encode(), ["west"]).result(60)  # it says that it has no provider
+        source.go_on.set()
+
+        def is_dropped() -> bool:
+            found = told(lab, "e1")["sessions"]["west"]["clients"][client]
+            return found["state"] == "in_log_entry_sync" and "no full sync provider" in found["reason"]
+
+        eventually("the source to give it up", is_dropped, 30, seen=lambda: told(lab, "e1")["sessions"]["west"]["clients"][client])
+        code, said = command("resync", client, *at_source, lab=lab)
+        assert (code, "has no full sync provider" in said) == (1, True), said
+        before = snapshot_of(lab, client)
+        assert not before["complete"]
+        source.publisher.close(60)
+        following = Source(lab, client)
+        whole_again(lab, client, before)
+        following.change(2, 6)
+        arrived(receiver, following)
+        normal(receiver)
+        assert stock(path) == following.stock
+        following.publisher.close(60)
 
 
 @pytest.mark.quick

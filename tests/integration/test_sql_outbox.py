@@ -15,6 +15,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,8 @@ from patience import PATIENT_DOOR
 from lrq_ha.lab import Lab
 from lrq_ha.publisher import Publisher, SourceTable, SqlProvider
 from lrq_ha.publisher.outbox import NoTransaction, Outbox, OutboxRelay, OutboxRestored, RelayFenced, RelayState
-from lrq_ha.receiver import Listener, Receiver, SqlPositions, Table, TableListener, Update
+from lrq_ha.receiver import Listener, Phase, Progress, Receiver, Snapshot, SqlPositions, Table, TableListener, Update, UpdateType
+from lrq_ha.receiver.machine import Apply, Begin, Complete
 from lrq_ha.replication.positions import Position
 
 pytestmark = [pytest.mark.broker, pytest.mark.proves("outbox")]
@@ -497,3 +499,38 @@ def test_the_example_of_the_documentation_runs(lab: Lab, application: Applicatio
         finally:
             process.kill()
             process.communicate()
+
+
+@pytest.mark.quick
+def test_a_receiver_builds_long_tables_aside_in_postgresql(connect: Callable[..., Any]) -> None:
+    """PostgreSQL cuts a name at 63 characters: the shadows of such tables were one. The second snapshot finds tables with another key."""
+    names = [f"{'t' * 52}_{number}" for number in range(2)]
+    connection, base, queue = connect(autocommit=True), Position(257, 3), "LRQ_Recv_shop_east"
+    for name in names:
+        connection.execute(f"CREATE TABLE {name} (source TEXT, item INTEGER, count INTEGER, PRIMARY KEY (source, item))")
+
+    def rows() -> list[list[tuple[int, int]]]:
+        return [connection.execute(f"SELECT item, count FROM {name} ORDER BY item, count").fetchall() for name in names]
+
+    def give(number: int, key: tuple[str, ...], before: Progress | None, expected: list[list[tuple[int, int]]]) -> Progress:
+        listener = TableListener(connect, [Table(name, ("item", "count"), key) for name in names], shadow=True)
+        assert listener.load("db", queue) == before
+        begun = Progress(Phase.BOOTSTRAP, base, f"r{number}", base)
+        body = [json.dumps({"table": name, "rows": [{"item": 1, "count": n}, {"item": 1, "count": number}]}).encode() for n, name in enumerate(names)]
+        updates = [
+            Update(queue, "east", "shop", UpdateType.SNAPSHOT_SYNC, base, "app/1.0", 0, index, each, f"r{number}", index == len(names) - 1)
+            for index, each in enumerate(body)
+        ]
+        snapshot, whole = Snapshot(queue, "east", "shop", f"r{number}", base), Progress(Phase.NORMAL, Position(257, 4 + number))
+        for step in (Begin(begun, snapshot), Apply(replace(begun, position=Position(257, 4)), updates), Complete(whole, snapshot)):
+            assert rows() == expected
+            assert listener.take("db", queue, step, before)
+            before = step.progress
+        return whole
+
+    progress = give(7, ("item",), None, [[], []])
+    for name in names:
+        connection.execute(f"ALTER TABLE {name} DROP CONSTRAINT {name}_pkey, ADD PRIMARY KEY (source, item, count)")
+    give(8, ("item", "count"), progress, [[(1, 7)], [(1, 7)]])
+    assert rows() == [[(1, 0), (1, 8)], [(1, 1), (1, 8)]]
+    assert connection.execute("SELECT count(*) FROM pg_tables WHERE tablename LIKE 'lrq_shadow%'").fetchone() == (0,)

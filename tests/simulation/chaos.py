@@ -58,7 +58,7 @@ class Chaos:
 
     Args:
         seed: Decides everything.
-        cluster_options: Passed on to Cluster, for rules switched off.
+        cluster_options: Passed on to Cluster, for rules switched off; `cluster_class`: another one.
     """
 
     def __init__(self, seed: int, **cluster_options: object) -> None:
@@ -72,7 +72,8 @@ class Chaos:
         memory = r.choice((2 * BATCH_BYTES, 10 * BATCH_BYTES, 1 << 20))
         self.restart_alone = restarts_alone(seed)
         options = {"expected_backups": expected_backups(seed, size), "restart_alone": self.restart_alone, **cluster_options}
-        self.cluster = Cluster(size, strict=self.strict, memory_bytes_max=memory, **options)  # type: ignore[arg-type]
+        make: type[Cluster] = options.pop("cluster_class", Cluster)  # type: ignore[assignment]
+        self.cluster = make(size, strict=self.strict, memory_bytes_max=memory, **options)  # type: ignore[arg-type]
         self.cluster.repeating = repeats(seed)
         self.fault_rate = r.choice((0.004, 0.01, 0.02, 0.04))
         self.slow = {i: r.choice((1, 1, 1, 0.15)) for i in self.cluster.hosts}  # how readily a node's stream confirms

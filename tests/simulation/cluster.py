@@ -216,7 +216,7 @@ def with_old_sets_merged(log: LogState, safe: int) -> LogState:
     index = LogIndex(0)
     index.restore(log)
     index.merge_sets(safe, 1)
-    return replace(log, sets=tuple(index.sets))
+    return replace(log, sets=tuple(index.sets), record=0)  # an entry that was replaced may have named a newer record
 
 
 def begins_log(record: StoredBatch, index: LogIndex) -> bool:
@@ -681,7 +681,7 @@ class Cluster:
             subscription.send(batch)
             if conn is not None and not conn.broken:
                 h = batch.header
-                header = BatchHeader(h.epoch, h.first, h.last, h.previous_epoch, node.leading, h.sets, h.renewal)
+                header = BatchHeader(h.epoch, h.first, h.last, h.previous_epoch, node.leading, h.sets, h.renewal, h.record)
                 before = batch.body.before if h.begins_renewal else None  # type: ignore[attr-defined]
                 conn.queue.append((Push(host.id, header, node.safe, batch.body, before), self._heard_now(node)))
 
@@ -730,6 +730,7 @@ class Cluster:
                 epochs=tuple(e for e in log.epochs if e[1] < first),
                 sets=tuple(s for s in log.sets if s[0] < first),
                 renewals=tuple(r for r in log.renewals if r[0] < first),
+                record=log.record,
             )
         return made
 

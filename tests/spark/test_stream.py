@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import random
+import signal
+import sqlite3
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -26,8 +32,29 @@ from lrq_ha.streams.node_connection import NodeConnection, address_of
 
 pytestmark = [pytest.mark.broker, pytest.mark.proves("G6")]
 
+HERE = Path(__file__).parent
 Make = Callable[..., ReceiveQueue]
 Offset = dict[str, dict[str, int]]
+
+ROWS = 6_000
+KILLS = 5
+#: The program of the driver: arguments are nodes, queue, checkpoint, database.
+DRIVER = """
+import sqlite3, sys
+from lrq_ha.spark.job import session
+nodes, queue, checkpoint, database = sys.argv[1:]
+spark = session()
+entries = spark.readStream.format("lrq").options(nodes=nodes, subscribe=queue, maxEntriesPerTrigger=300, minPartitions=2).load()
+
+def take(batch, number):
+    rows = [tuple(row) for row in batch.select("epoch", "sequence", "index").collect()]
+    with sqlite3.connect(database) as tables:
+        if not tables.execute("SELECT 1 FROM batches WHERE number = ?", (number,)).fetchall():
+            tables.execute("INSERT INTO batches VALUES (?)", (number,))
+            tables.executemany("INSERT INTO rows VALUES (?, ?, ?)", rows)
+
+entries.writeStream.foreachBatch(take).option("checkpointLocation", checkpoint).start().awaitTermination()
+"""
 
 
 def fill(queue: ReceiveQueue, first: int, last: int, payloads: int = 1) -> None:
@@ -255,3 +282,60 @@ def test_nothing_to_plan_between_equal_offsets(steps: Callable[..., Steps]) -> N
     assert query.reader.partitions(offset, offset) == []
     assert query.reader.partitions({}, offset) == []
     assert list(query.reader.read(InputPartition(None))) == []
+
+
+def test_a_session_finds_the_format_by_itself(nodes: str, receive_queue: Make) -> None:
+    """Where the package is on the path of Python, as any installation puts it."""
+    queue = receive_queue()
+    fill(queue, 1, 3)
+    program = (
+        "import sys; from pyspark.sql import SparkSession; nodes, queue = sys.argv[1:]\n"
+        "spark = SparkSession.builder.master('local[1]').config('spark.ui.enabled', 'false').getOrCreate()\n"
+        "print(spark.read.format('lrq').options(nodes=nodes, subscribe=queue, columns='sequence').load().count())\n"
+        "spark.sql(f\"CREATE TEMPORARY VIEW e USING lrq OPTIONS (nodes '{nodes}', subscribe '{queue}', columns 'payload,sequence')\")\n"
+        "print([(bytes(row.payload), row.sequence) for row in spark.sql('SELECT * FROM e').collect()])\n"
+    )
+    environment = os.environ | {"PYTHONPATH": str(HERE.parents[1]), "SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": sys.executable}
+    done = subprocess.run([sys.executable, "-c", program, nodes, queue.name], env=environment, capture_output=True, text=True, timeout=300)
+    assert done.stdout.splitlines() == ["3", "[(b'x', 1), (b'x', 2), (b'x', 3)]"], done.stderr[-2_000:]
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Iterator[sqlite3.Connection]:
+    tables = sqlite3.connect(tmp_path / "sink.sqlite", isolation_level=None)
+    tables.execute("CREATE TABLE batches (number INTEGER PRIMARY KEY)")
+    tables.execute("CREATE TABLE rows (epoch INTEGER, sequence INTEGER, number INTEGER)")
+    yield tables
+    tables.close()
+
+
+def test_kills_of_the_driver(nodes: str, receive_queue: Callable[..., ReceiveQueue], tmp_path: Path, database: sqlite3.Connection) -> None:
+    """Takes more than 60 s: Spark starts six times."""
+    rng = random.Random(7)
+    queue = receive_queue()
+    queue.write_burst(queue.batch(transaction(n)) for n in range(1, ROWS // 2 + 1))
+    command = [sys.executable, "-c", DRIVER, nodes, queue.name, str(tmp_path / "checkpoint"), str(tmp_path / "sink.sqlite")]
+    written = ROWS // 2
+
+    def count() -> int:
+        return int(database.execute("SELECT count(*) FROM rows").fetchone()[0])
+
+    for number in range(KILLS + 1):
+        driver = subprocess.Popen(command, start_new_session=True, stderr=subprocess.DEVNULL)
+        try:
+            begun, deadline = count(), time.monotonic() + 180
+            goal = ROWS if number == KILLS else min(begun + 1, ROWS)
+            while count() < goal:
+                assert driver.poll() is None, "the driver has ended"
+                assert time.monotonic() < deadline, f"{count()} rows of {ROWS}"
+                time.sleep(0.05)
+            if number < KILLS:
+                time.sleep(rng.uniform(0.0, 1.5))
+        finally:
+            os.killpg(driver.pid, signal.SIGKILL)
+            driver.wait()
+        if written < ROWS:
+            more = min(written + ROWS // 8, ROWS)
+            queue.write_burst(queue.batch(transaction(n)) for n in range(written + 1, more + 1))
+            written = more
+    assert database.execute("SELECT sequence FROM rows ORDER BY rowid").fetchall() == [(n,) for n in range(1, ROWS + 1)]

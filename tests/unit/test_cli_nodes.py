@@ -2,108 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import socket
 import sys
-import threading
 import time
-import urllib.error
-import urllib.request
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from served_node import TIMEOUT_S, Node, call, serving
 
 from lrq_ha.cli import list_nodes
 from lrq_ha.cli.main import main
 from lrq_ha.cli.text import format_size
 from lrq_ha.errors import LrqError
-from lrq_ha.lab.ports import free_ports
 from lrq_ha.replication.roles import Role
-from lrq_ha.sidecar.http import BODY_BYTES_MAX, HttpServer
-
-TIMEOUT_S = 60.0
-
-
-class Node:
-    """A source of answers that remembers what it was told."""
-
-    def __init__(self, name: str, role: Role = Role.READY) -> None:
-        self.port = next(free_ports())
-        self.url = f"http://127.0.0.1:{self.port}"
-        self.name, self.role = name, role
-        self.told: list[tuple[object, ...]] = []
-        self.answer: tuple[bool, str] = (True, "done")
-        self.error: Exception | None = None
-        self.epoch = 0x301
-        self.peers: dict[str, Any] = {}
-        self.opened = self.paused = False
-        self.reason, self.end, self.since = "started", 120, "12:00:00"
-        self.primary: str | None = "e1"
-        self.closed_because = ""
-
-    def status(self) -> dict[str, Any]:
-        if self.error:
-            raise self.error
-        return {
-            "node": self.name, "group": "east", "role": self.role.value, "epoch": self.epoch, "end": self.end, "safe": 119,
-            "applied": 100, "in_set": True,
-            "members": ["e1"], "primary": self.primary, "peers": self.peers, "sessions": {}, "since": self.since, "rss_bytes": 1,
-            "reason": self.reason, "paused": self.paused,
-            "serving": self.opened or self.role is Role.ACTIVE,
-        }  # fmt: skip
-
-    def refusal(self) -> str:
-        return self.closed_because if self.status()["serving"] else "it is no primary"
-
-    def queues(self) -> list[str]:
-        return ["LRQ_Recv_orders_west"]
-
-    def levels(self) -> list[dict[str, str]]:
-        return [{"vhost": "/", "queue": "orders", "level": "all"}]
-
-    async def promote(self, down: list[str], force: bool, dry_run: bool) -> tuple[bool, str]:
-        self.told.append(("promote", down, force, dry_run))
-        if self.error:
-            raise self.error
-        return self.answer
-
-    async def remove(self, node: str, dry_run: bool) -> tuple[bool, str]:
-        self.told.append(("remove", node, dry_run))
-        return self.answer
-
-    async def pause(self, paused: bool) -> tuple[bool, str]:
-        self.told.append(("pause", paused))
-        return self.answer
-
-    async def resync(
-        self, client: str, sites: list[str], to_all: bool, source: str | None, reason: str, dry_run: bool
-    ) -> tuple[bool, str]:
-        self.told.append(("resync", client, sites, to_all, source, reason, dry_run))
-        return self.answer
-
-    async def switchover(self, node: str | None, timeout_s: float, force: bool, dry_run: bool) -> tuple[bool, str]:
-        self.told.append(("switchover", node, timeout_s, force, dry_run))
-        return self.answer
-
-    async def renew(self, timeout_s: float, force: bool, dead_letters_arrived: bool, dry_run: bool) -> tuple[bool, str]:
-        self.told.append(("renew", timeout_s, force, dead_letters_arrived, dry_run))
-        return self.answer
-
-    async def demote(self, timeout_s: float, force: bool, dry_run: bool) -> tuple[bool, str]:
-        self.told.append(("demote", timeout_s))
-        return self.answer
-
-    async def reinit(self, force: bool, dry_run: bool) -> tuple[bool, str]:
-        self.told.append(("reinit", force, dry_run))
-        return self.answer
-
-    async def tail(self) -> AsyncIterator[dict[str, Any]]:
-        yield {"kind": "publish"}
-        if self.error:
-            raise self.error
+from lrq_ha.sidecar.http.commands import BODY_BYTES_MAX
 
 
 @pytest.fixture(autouse=True)
@@ -114,33 +29,9 @@ def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def serve() -> Iterator[Callable[[Node], Node]]:
-    """Serves nodes over HTTP from an event loop of its own thread until the test ends."""
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever)
-    thread.start()
-    servers: list[HttpServer] = []
-
-    def start(node: Node) -> Node:
-        servers.append(HttpServer(f"127.0.0.1:{node.port}", node))
-        asyncio.run_coroutine_threadsafe(servers[-1].start(), loop).result(TIMEOUT_S)
-        return node
-
-    yield start
-    for server in servers:
-        asyncio.run_coroutine_threadsafe(server.close(), loop).result(TIMEOUT_S)
-    loop.call_soon_threadsafe(loop.stop)
-    thread.join()
-    loop.close()
-
-
-def call(url: str, body: bytes | None = None, content_type: str = "application/json", **headers: str) -> tuple[int, Any]:
-    request = urllib.request.Request(url, body, {"Content-Type": content_type, **headers})
-    try:
-        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=TIMEOUT_S) as answer:
-            return answer.status, json.load(answer)
-    except urllib.error.HTTPError as refusal:
-        with refusal:
-            return refusal.code, json.load(refusal)
+    """Serves nodes over HTTP until the test ends."""
+    with serving() as start:
+        yield start
 
 
 def lab(folder: Path, *nodes: Node) -> list[str]:
@@ -278,6 +169,21 @@ def test_list_shows_every_node(serve: Callable[[Node], Node], tmp_path: Path, ca
         "  e2    since 12:00:00: started",
         f"  e3    tried {e3.url}/status: connection refused",
     ]
+
+
+def test_list_says_what_etcd_has(serve: Callable[[Node], Node], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    e1, e2 = serve(Node("e1", Role.ACTIVE)), serve(Node("e2"))
+    e1.coordination = {"etcd": "etcd does not answer: http://h:1 is gone", "since": 0.0, "leader": None, "set": ["e1"], "version": 1}
+    e2.coordination = {"etcd": "answers", "since": 0.0, "leader": "e1", "set": ["e1", "e2"], "version": 7}
+    assert main(["list", *lab(tmp_path, e1, e2)]) == 0
+    *_, first, second, last = capsys.readouterr().out.splitlines()
+    assert "e1    since 12:00:00: started; since 1970-01-01" in first
+    assert "etcd does not answer: http://h:1 is gone" in first
+    assert "since 1970" not in second
+    assert last == "east: etcd: e1 has the lease; in the set: e1, e2"
+    e2.coordination = e1.coordination
+    assert main(["list", *lab(tmp_path, e1, e2)]) == 0
+    assert "east: etcd answers no node" in capsys.readouterr().out
 
 
 REASON = (
@@ -599,3 +505,43 @@ def test_remove_is_told_to_the_primary(serve: Callable[[Node], Node], tmp_path: 
     e1.role = Role.CATCH_UP
     assert main(["remove", "e2", *options]) == 1
     assert "group east has no primary that answers" in capsys.readouterr().err
+
+
+# ---- definitions -----------------------------------------------------------------------------------------------------
+
+
+def test_differing_definitions_are_listed_and_taken(serve: Callable[[Node], Node], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    e2 = serve(Node("e2"))
+    options = lab(tmp_path, e2)
+    assert main(["definitions", "diff", "e2", *options]) == 0
+    assert capsys.readouterr().out == "e2 has what the log has\n"
+    e2.differences = [{"object": "user 'a\nb'", "how": "is here only"}]
+    assert main(["definitions", "diff", "e2", *options]) == 1
+    assert capsys.readouterr().out == "user 'a\\x0ab' is here only\n"
+    assert main(["definitions", "take", "e2", "--dry-run", *options]) == 0
+    assert main(["definitions", "take", "e2", *options]) == 0
+    assert e2.told == [("take", True), ("take", False)]
+    e2.answer = False, "e2 is primary"
+    assert main(["definitions", "take", "e2", *options]) == 1
+    assert main(["definitions", "diff", "e2", *lab(tmp_path, Node("e2"))]) == 1
+    assert "e2 does not answer" in capsys.readouterr().err
+
+
+def test_a_dry_switchover_names_logins_that_only_one_node_has(
+    serve: Callable[[Node], Node], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    e1, e2, e3 = serve(Node("e1", Role.ACTIVE)), serve(Node("e2")), serve(Node("e3"))
+    options = lab(tmp_path, e1, e2, e3)
+    e1.users, e2.vhosts = {"app": ["b", "management"], "new": []}, ["/", "old"]
+    assert main(["switchover", "--dry-run", *options]) == 0
+    said = capsys.readouterr().out
+    assert "e1 and e2 differ: only e2 has the vhosts 'old', only e1 has the users 'new', other tags have the users 'app'" in said
+    assert "e1 and e3 differ: only e1 has the users 'new'" in said
+    e1.users = e2.users
+    assert main(["switchover", "e3", "--dry-run", *options]) == 0
+    assert capsys.readouterr().out == "done; e1 and e3 have equal users and vhosts\n"
+    e3.error = LrqError("its broker's management API is not reachable")
+    assert main(["switchover", "e3", "--dry-run", *options]) == 0
+    assert "users and vhosts of e3 were not compared: its broker's management API is not reachable" in capsys.readouterr().out
+    assert main(["switchover", "e2", *options]) == 0
+    assert capsys.readouterr().out == "done\n", "it is compared before, not in the end"

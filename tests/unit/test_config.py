@@ -24,6 +24,7 @@ DOC = Path(__file__).parents[2] / "docs" / "configuration.md"
 _BLOCK = re.compile(r"(?<=```toml\n).*?(?=```)", re.DOTALL)
 
 LEVELS = "[replication]\nreplicate = { '%s' = \"%s\" }\n[http]"
+ETCD = '[replication]\ncoordination = "{static}"\n[coordination]\nendpoints = ["http://h:2379"]\n{more}\n[http]'
 PEER = '[[peers]]\nname = "{name}"\nid = {id}\ndoor = "amqp://lrq:secret@127.0.0.1:5683"\nhttp = "http://127.0.0.1:8081"\n'
 
 
@@ -129,7 +130,7 @@ def test_sample_shows_the_true_defaults(tmp_path: Path) -> None:
     ("before", "after", "told"),
     [
         pytest.param("id = 1", "id = 1\nident = 7", ["node.ident", "unknown key", "allowed", "group, id, name"], id="unknown key"),
-        pytest.param("[http]", "[htpp]", ["htpp", "unknown key", "allowed", "broker, door, http"], id="unknown table"),
+        pytest.param("[http]", "[htpp]", ["htpp", "unknown key", "allowed", "broker, coordination, definitions, door, http"], id="unknown table"),
         pytest.param("id = 1", 'id = "one"', ["node.id", "'one'", "valid integer"], id="wrong type"),
         pytest.param("id = 1", "id = 256", ["node.id", "256", "less than or equal to 255"], id="id too large"),
         pytest.param("id = 1\n", "", ["node.id", "missing"], id="missing key"),
@@ -159,6 +160,23 @@ def test_sample_shows_the_true_defaults(tmp_path: Path) -> None:
         pytest.param("[http]", LEVELS % ("^a", "some"), ["replication.replicate", "'^a'", "'some'", "none, configuration, all"], id="bad level"),
         pytest.param("[http]", LEVELS % ("(", "all"), ["replication.replicate", "'('", "no regular expression"], id="bad pattern"),
         pytest.param("[http]", "[replication]\nreplicate = ['a']\n[http]", ["replication.replicate", "dictionary"], id="no table of levels"),
+        pytest.param("[http]", '[replication]\ncoordination = "etcd"\n[http]', ["needs the table [coordination]"], id="etcd without a table"),
+        pytest.param("[http]", ETCD.format(static="static", more=""), ['"static" has no use for it'], id="a table without etcd"),
+        pytest.param("[http]", ETCD.format(static="etcd", more="lease_ttl_s = 3.5"), ["whole seconds", "3.5"], id="a part of a second"),
+        pytest.param("[http]", ETCD.format(static="etcd", more="lease_ttl_s = 2"), ["coordination.lease_ttl_s", "2"], id="a short lease"),
+        pytest.param("[http]", ETCD.format(static="etcd", more='user = "lrq"'), ["user and password_file"], id="a user without a password"),
+        pytest.param(
+            "[http]", ETCD.format(static="etcd", more='user = "lrq"\npassword_file = "gone"'), ["password_file", "gone cannot be read"],
+            id="no file with the password",
+        ),
+        pytest.param(
+            "[http]", ETCD.format(static="etcd\"\nrestart_alone = true\nmode = \"strict", more=""), ["restart_alone has no use"], id="alone",
+        ),
+        pytest.param("[http]", ETCD.format(static="etcd", more='namespace = "a/"'), ["coordination.namespace", "begin with"], id="bad namespace"),
+        pytest.param(
+            "[http]", ETCD.replace("//h", "//u:secret@h").format(static="etcd", more=""), ["coordination.endpoints", "without a user"],
+            id="a user in an endpoint",
+        ),
         pytest.param("[http]", '[replication]\nmode = "loose"\n[http]', ["replication.mode", "'loose'", "'available' or 'strict'"], id="bad choice"),
     ],
 )
@@ -180,10 +198,12 @@ def test_nodes_need_their_own_names_and_ids(tmp_path: Path, name: str, number: i
 
 
 def test_a_bad_key_of_a_peer_is_named_with_its_place(tmp_path: Path) -> None:
-    peers = PEER.format(name="e2", id=2) + PEER.format(name="e3", id=3).replace("http://", "https://")
+    peers = PEER.format(name="e2", id=2) + PEER.format(name="e3", id=3).replace("http://", "ftp://")
     text = refusal(tmp_path, MINIMAL + peers)
     assert "peers.1.http" in text
     assert "http://HOST:PORT" in text
+    secure = PEER.format(name="e2", id=2).replace("http://", "https://")
+    assert load(write(tmp_path, MINIMAL + secure)).peers[0].http == "https://127.0.0.1:8081"
 
 
 def test_a_group_is_no_site_of_its_own(tmp_path: Path) -> None:

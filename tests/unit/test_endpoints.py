@@ -6,13 +6,14 @@ import asyncio
 from typing import Any, cast
 
 import pytest
+from pamqp import commands
 from test_publishing import Connection
 
 from broker_plugin.amqp import content_header, encode, frames, reply_codes
 from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.publisher.messages import LogEntries, client_status, full_sync_status
-from lrq_ha.routing import statuses
-from lrq_ha.routing.names import SEND_LOG_ENTRIES, STATUS
+from lrq_ha.routing import chain, statuses
+from lrq_ha.routing.names import COMMIT, SEND_LOG_ENTRIES, STATUS, position_question, recv_queue
 
 CONNECTION_FORCED, PRECONDITION_FAILED = 320, 406
 REQUESTED, COMPLETED, CANCELLED = pb.FullSyncRequest.REQUESTED, pb.FullSyncRequest.COMPLETED, pb.FullSyncRequest.CANCELLED
@@ -48,7 +49,7 @@ class Client(Connection):
     def heard(self) -> list[Any]:
         """The methods that it has got since it was last asked."""
         data, self.client.data = self.client.data, b""
-        return [frames.decode_method(data[item[2] : item[3]]) for item in frames.scan(data)[0]]
+        return [frames.decode_method(data[item[2] : item[3]]) for item in frames.scan(data)[0] if data[item[2] - 7] == frames.METHOD]
 
     def transmit(self, client_name: str) -> Any:
         return self.publish(SEND_LOG_ENTRIES, LogEntries.checked([(b"x", ["west"])]).to_bytes(client_name, "", 0))
@@ -88,6 +89,75 @@ def test_of_more_clients_than_can_be_served_nothing_is_taken(monkeypatch: pytest
             assert again.announce(name) is None
         assert again.transmit("mails").reply_code == PRECONDITION_FAILED
         assert (len(client.runs), len(again.runs)) == (before, 2)
+
+    asyncio.run(scenario())
+
+
+def test_a_transaction_goes_to_the_sites_that_it_has_not_passed() -> None:
+    """One site in its path kept it from all others."""
+
+    async def scenario() -> None:
+        client = Client()
+        client.relay.door.sites = frozenset({"west", "south"})
+
+        def forward(*to: str) -> None:
+            entries = LogEntries.checked([(b"both", to), (b"west only", ["west"])], ["west", "north"])
+            assert client.publish(SEND_LOG_ENTRIES, entries.to_bytes("orders", "", 0)) is None
+
+        forward("west", "south")
+        assert client.heard() == [], "it is not returned"
+        [logged] = [pb.Transaction.FromString(run.transmission.body) for run in client.runs]
+        assert (chain.share(logged, "south"), chain.share(logged, "west"), list(logged.path)) == ([b"both"], [], ["west", "north"])
+        assert b"west only" not in client.runs[0].transmission.body
+        forward("west")
+        (returned,) = client.heard()
+        assert (returned.name, returned.reply_code) == ("Basic.Return", reply_codes.NO_ROUTE)
+        assert returned.reply_text == "destination 'west' has had this transaction already, which has come by west > north > east"
+        assert len(client.runs) == 1
+        assert client.publish(SEND_LOG_ENTRIES, LogEntries.checked([(b"x", ["west", "wets"])], ["west"]).to_bytes("orders", "", 0)) is None
+        assert client.heard()[0].reply_text == "destination 'wets' is not known to group 'east'; known: south, west"
+
+    asyncio.run(scenario())
+
+
+def test_a_position_is_told_to_its_user_only() -> None:
+    """Any user of the vhost could read how far a receiver had come, and its token."""
+
+    async def scenario() -> None:
+        client = Client()
+        queue = recv_queue("orders", "north")
+        for entry, user in enumerate(("app", "other"), 1):
+            client.replica.index.commits.noted(entry, pb.Commit(receiver=f"of-{user}", queue=queue, value="v", token="t", user=user))
+        client.replica.index.commits.safe(2)
+
+        def get(receiver: str) -> list[Any]:
+            method = commands.Basic.Get(0, position_question(receiver, queue), True)
+            client.relay.client_data(encode.method_frame(1, method))
+            return client.heard()
+
+        assert [method.name for method in get("of-app")] == ["Basic.GetOk"]
+        assert [method.name for method in get("of-none")] == ["Basic.GetOk"], "there is none"
+        get("of-other")
+        close: Any = frames.decode_method(client.relay.channels[1].refusal[7:-1])
+        assert (close.reply_code, close.reply_text) == (
+            reply_codes.ACCESS_REFUSED,
+            "ACCESS_REFUSED - the positions of receiver 'of-other' belong to another user",
+        )
+
+    asyncio.run(scenario())
+
+
+def test_a_commit_of_a_queue_that_is_not_known_is_refused() -> None:
+    async def scenario() -> None:
+        for body, said in (
+            (pb.Commit(receiver="db", queue=recv_queue("orders", "north"), token="t"), "no batch has come for 'LRQ_Recv_orders_north'"),
+            (pb.Commit(receiver="db", queue="x", token="t"), "no batch has come for 'x'"),
+            (pb.Commit(receiver="db", queue="x", token="t", value="v" * 3_000), "of 2048 at most"),
+        ):
+            client = Client()
+            refused = client.publish(COMMIT, body.SerializeToString())
+            assert (refused.reply_code, said in refused.reply_text) == (PRECONDITION_FAILED, True), refused.reply_text
+            assert client.runs == []
 
     asyncio.run(scenario())
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, cast
-from unittest.mock import AsyncMock
+from unittest.mock import AsyncMock, patch
 
 import pytest
 from pamqp import commands
@@ -123,12 +123,12 @@ async def _granted(_vhost: str) -> bool:
     return True
 
 
-def applier_of(broker: Broker, may_write: Callable[[str], Awaitable[bool]] = _granted) -> Applier:
+def applier_of(broker: Broker, may_write: Callable[[str], Awaitable[bool]] = _granted, set_objects: Any = None) -> Applier:
     """Without a delay, views and a sweeper."""
     none: Any = None
     return Applier(
         broker.replica, ADDRESS, none, none, delay_s=0.0, delay_entries_max=0, delay_bytes_max=0, window_messages_max=4_000,
-        window_bytes_max=1 << 25, on_follow=AsyncMock(), may_write=may_write,
+        window_bytes_max=1 << 25, on_follow=AsyncMock(), may_write=may_write, set_objects=set_objects,
     )  # fmt: skip
 
 
@@ -138,6 +138,25 @@ def live(check: Callable[[Broker], Awaitable[None]]) -> None:
             await check(Broker())
 
     asyncio.run(go())
+
+
+def test_what_operators_set_is_carried_out_where_the_log_has_it_and_where_the_log_begins() -> None:
+    async def check(broker: Broker) -> None:
+        set_objects = AsyncMock()
+        applier = applier_of(broker, set_objects=set_objects)
+        change = pb.DefinitionsChange(kinds=["users"])
+        broker.replica.begins_at = 6
+        for sequence, run in enumerate((pb.Run(definitions=change), *[pb.Run(checkpoint=pb.Checkpoint(broker_objects=change))] * 2), 5):
+            await applier._apply(Entry(sequence, 1, run, 1, 0.0))
+        assert [call.args for call in set_objects.await_args_list] == [(change, 5), (change, 6)]
+        log = broker.replica.node.log
+        for applier._read_upto, epoch, times in ((0, 0x100 + broker.replica.node.me, 1), (5, 0x1FF, 1), (5, 0x100 + broker.replica.node.me, 0)):
+            set_objects.reset_mock()
+            with patch.object(type(log), "epoch_at", return_value=epoch):
+                await applier._apply(Entry(5, 1, pb.Run(definitions=change), 1, 0.0))
+            assert set_objects.await_count == times, "what came from the own broker is not carried out again at a restart"
+
+    live(check)
 
 
 def test_what_is_parked_goes_with_its_queue() -> None:

@@ -15,6 +15,7 @@ from lrq_ha.replication.delivery_filter import DeliveryFilter
 from lrq_ha.replication.levels import Levels
 from lrq_ha.replication.node import Node
 from lrq_ha.sidecar.config import load
+from lrq_ha.sidecar.counts import Counts
 from lrq_ha.sidecar.node import log_writer
 from lrq_ha.sidecar.node.core import Core
 from lrq_ha.sidecar.node.log_writer import LogWriter
@@ -43,7 +44,7 @@ class Log(LogWriter):
         life = asyncio.run(alive())
         self.core = Core(Node(config.settings()), Levels({"^.*$": "all"}), life, lambda _effect: None)
         self.door = Door(config.door_settings)
-        super().__init__(config, self.core, life, 0, lambda _reason: None)
+        super().__init__(config, self.core, life, 0, lambda _reason: None, Counts())
 
     def due(self, entries: int, size: int, *, last: int = 0) -> bool:
         """With so many entries and bytes since the last one, which took `last` bytes."""

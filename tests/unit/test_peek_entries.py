@@ -428,9 +428,9 @@ def test_what_to_do_if_no_connection_is_taken(said: str, retriable: bool, todo: 
     ],
 )
 def test_why_a_receive_queue_is_missing(known: list[str] | None, said: str, monkeypatch: pytest.MonkeyPatch, config: Path) -> None:
-    monkeypatch.setattr(peek, "_receive_queues", lambda _http: known)
+    monkeypatch.setattr(peek, "_receive_queues", lambda _target: known)
     monkeypatch.chdir(config.parent)
     monkeypatch.setenv("LRQ_HA_CONFIG", "e1.toml")
-    place = peek._find_place(argparse.Namespace(to=None, node=None, group=None, config=None, dir=None))
+    place = peek._find_place(argparse.Namespace(to=None, node=None, group=None, config=None, dir=None, token_file=None, ca=""))
     assert said in str(peek._missing(RECEIVED, place))
     assert "A sidecar makes it at its start" in str(peek._missing(STATUS, place))

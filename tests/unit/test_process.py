@@ -72,7 +72,7 @@ def test_a_node_that_does_not_run_says_that_it_is_paused(tmp_path: Path) -> None
     class Paused:
         ready, kept = False, Kept(paused=True)
 
-        def __init__(self, _config: object, _door: object, before: Kept) -> None:
+        def __init__(self, _config: object, _door: object, before: Kept, _coordination: object) -> None:
             began.append(before.paused)
 
         async def run(self) -> str:

@@ -387,6 +387,7 @@ async def test_the_position_stands_in_the_groups_log_by_default(node: ReceiveNod
                 await receiver.run()
     assert again.calls in ([], ["deltas"]), "it goes on where the first has stopped"
     assert await second.forget("east")
+    assert node.commits.rows() == [], "its place is free"
     assert not await second.forget("east")
     async with AsyncReceiver(NODES, CLIENT, "app", again := Coroutines()) as receiver:
         receiver.start()

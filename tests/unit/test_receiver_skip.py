@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 from receive_node import CLIENT, NODES, PATIENCE_S, ReceiveNode, at, connect_receivers, sequences, until
 
+from lrq_ha.database import Cursor
 from lrq_ha.errors import MalformedInput
 from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.receiver import Fenced, Listener, Phase, Progress, Receiver, ReceiverError, Redelivery, Snapshot, SqlListener, SqlPositions, Update
 from lrq_ha.receiver.call_watch import CallWatch
 from lrq_ha.receiver.listener import name_method
 from lrq_ha.receiver.machine import Begin, Complete, Reach, Skip
-from lrq_ha.receiver.positions import Cursor
 from lrq_ha.receiver.refusal import Refusal
 
 pytestmark = pytest.mark.proves("G6")

@@ -136,6 +136,19 @@ def test_a_deletion_that_falls_out_of_the_log_leaves_the_queue_in_the_next_check
     assert replica.declared.queues == {("/", "kept"): 0}
 
 
+def test_what_operators_set_is_in_the_next_checkpoint_unless_it_fell_out_of_the_log() -> None:
+    replica = led(10)
+    one, other = pb.BrokerObject(key=["users", "one"], value="{}"), pb.BrokerObject(key=["users", "other"], value="{}")
+    replica.index.note(pb.Run(definitions=pb.DefinitionsChange(kinds=["users"], set=[one])), 11, sweep=True)
+    replica.index.note(pb.Run(definitions=pb.DefinitionsChange(kinds=["users"], set=[other], deleted=[one])), 12, sweep=True)
+    replica.cut(12)
+    entry = replica.index.checkpoint(LogState(), renewal=False).SerializeToString()
+    again = Alone().replica
+    again.index.restore(13, pb.Checkpoint.FromString(entry))
+    assert again.index.broker_objects.kinds == {"users"}
+    assert again.index.broker_objects.rows == {("users", "one"): "{}"}
+
+
 def test_how_long_a_queue_is_to_be_is_not_known_any_more_when_it_was_deleted() -> None:
     replica, queue = led(10), ("/", "kept")
     replica.index.note(_entry(commands.Queue.Declare(queue="kept")), 11, sweep=False)

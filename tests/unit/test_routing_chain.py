@@ -43,6 +43,18 @@ def test_received_keeps_what_identifies_a_transaction() -> None:
     assert chain.received(transaction(), at(9), "north") is None
 
 
+def test_destinations_that_are_left_out_change_nothing_for_the_others() -> None:
+    for left_out in ("south", "west", "north"):
+        found = transaction()
+        chain.leave_out(found, [left_out])
+        for other in {"south", "west"} - {left_out}:
+            assert chain.share(found, other) == chain.share(transaction(), other)
+        assert (chain.share(found, left_out), set(chain.check(found))) == ([], {"south", "west"} - {left_out})
+    found = transaction(payloads=[b"a", b"b", b"nobody's"])
+    chain.leave_out(found, ["west"])
+    assert list(found.payloads) == [b"a", b"", b""], "the log does not take what goes nowhere"
+
+
 def test_an_end_marker_goes_to_whoever_asked_even_without_payloads() -> None:
     end = chain.received(transaction(type=pb.LAST_FULL_SYNC_ENTRY, request_id="r", entries=[]), at(9), "north")
     assert end is not None

@@ -674,6 +674,50 @@ def test_a_sink_that_can_do_without_goes_on_with_deltas_when_the_provider_is_gon
     assert bench.appended == []
 
 
+def dropped(request: str = "s") -> Bench:
+    """A snapshot was given up, as its client has no provider any more."""
+    bench = in_log_sync()
+    bench.request(11, request)
+    bench.end(LOG, 11)
+    bench.client(False, sequence=12)
+    bench.request(13, request, CANCELLED)
+    bench.end(LOG, 13)
+    bench.end(SNAP, 13)
+    assert bench.session.reason is Reason.NO_PROVIDER
+    return bench
+
+
+def test_the_next_provider_is_asked_for_the_snapshot_that_was_dropped() -> None:
+    """The sink had its beginning, waited for its end, and demanded nothing."""
+    bench = dropped()
+    bench.client(True, sequence=14)
+    ((request, state),) = bench.appended
+    assert state == REQUESTED
+    bench.request(15, request)
+    bench.client(True, sequence=16)
+    bench.end(LOG, 16)
+    assert [state for _, state in bench.appended if state == REQUESTED] == [], "it was asked for once"
+
+
+def test_a_dropped_snapshot_that_another_one_makes_up_for_is_not_asked_for() -> None:
+    bench = dropped()
+    bench.request(14, "own")
+    bench.request(15, "own", COMPLETED)
+    bench.client(True, sequence=16)
+    assert bench.appended == []
+    bench.end(LOG, 17)
+    bench.client(True, sequence=18)
+    assert bench.appended == [], "at no later provider either"
+
+
+def test_the_next_provider_is_asked_for_the_rest_of_a_snapshot_that_the_sink_has_a_part_of() -> None:
+    """A new primary finds a snapshot there that was dropped by another one."""
+    bench = Bench(provider=False).meet(8, "r")
+    assert bench.session.reason is Reason.NO_PROVIDER
+    bench.client(True, sequence=9)
+    assert [state for _, state in bench.appended] == [REQUESTED]
+
+
 # ---- another primary -------------------------------------------------------------------------------------------------
 
 
@@ -1214,8 +1258,28 @@ def test_a_demand_waits_for_a_provider() -> None:
 def test_an_operator_may_demand_a_full_sync_while_the_site_is_away() -> None:
     bench = in_log_sync()
     bench.tell(m.Disconnected())
+    bench.tell(m.Demand(Reason.OPERATOR_DEMANDS, "rows were lost"))
+    ((request, state),) = bench.appended
+    assert state == REQUESTED
+    assert [effect.status.full_sync.reason for effect in bench.effects if isinstance(effect, m.AppendStatus)] == [
+        "an operator demands a full sync: rows were lost"
+    ]
+    bench.request(11, request)
+    for end in (None, COMPLETED):
+        if end is not None:
+            bench.request(12, request, end)
+        assert bench.tell(m.Demand(Reason.OPERATOR_DEMANDS)) == [], "the site gets that one when it is back"
+    bench.request(13, request, CANCELLED)
     bench.tell(m.Demand(Reason.OPERATOR_DEMANDS))
     assert [state for _, state in bench.appended] == [REQUESTED]
+
+
+@pytest.mark.parametrize("end", [None, COMPLETED, CANCELLED])
+def test_a_new_primary_asks_only_if_no_request_is_open_for_a_site_that_is_away(end: pb.FullSyncRequest.State | None) -> None:
+    """It does not know whether the site has got one that has ended."""
+    bench = new_primary((11, full_sync("r")), *([(12, full_sync("r", end))] if end is not None else []))
+    bench.tell(m.Demand(Reason.OPERATOR_DEMANDS))
+    assert [state for _, state in bench.appended] == ([REQUESTED] if end is not None else [])
 
 
 def test_a_demand_while_the_chain_waits_for_its_start_asks_for_nothing() -> None:

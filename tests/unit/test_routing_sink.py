@@ -306,6 +306,28 @@ def test_no_full_sync_is_due_while_one_is_wanted_or_under_way_or_without_any() -
     assert not state_of(never.rows()[0]).is_full_sync_due(1_000)
 
 
+def test_a_snapshot_that_its_source_dropped_is_not_waited_for() -> None:
+    """It counted as under way, and later as too large: nothing was demanded any more."""
+    kept = 100_000
+    sink = sink_at(*snapshot(0, 3, "r", 10_000), *snapshot(5, 6, "s", 10_000)[:2])
+    for sequence in range(8, 208):
+        state = state_of(sink.rows()[0])
+        assert state.overflow(kept) == 0
+        if state.is_full_sync_due(kept):
+            break
+        delta = batch(sequence - 1, sequence)
+        delta.transactions[0].payloads[0] = b"x" * 1_000
+        sink.noted(sequence, QUEUE, delta)
+    assert state.is_full_sync_due(kept)
+    assert kept < state.size - state.rows_size < kept + 2_000, "its beginning is lost, too"
+    assert state.lacks_snapshot(at(4), kept), "the last whole snapshot is what is missing"
+    old = state_of(sink.rows()[0])._replace(rows_size=0)
+    assert old.is_full_sync_due(kept), "of an older version"
+    sink.noted(300, QUEUE, snapshot(sequence - 1, 250, "t", 10)[0])
+    assert not state_of(sink.rows()[0]).is_full_sync_due(kept)
+    assert not state_of(sink.rows()[0])._replace(rows_size=0).is_full_sync_due(kept), "nor of an older version's snapshot that has just begun"
+
+
 def test_a_snapshot_larger_than_the_stream_is_told() -> None:
     sink = sink_at(*snapshot(0, 3, "r", 50_000))
     state = state_of(sink.rows()[0])

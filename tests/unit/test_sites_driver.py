@@ -17,6 +17,7 @@ from test_completion import Alone, publishes
 from broker_plugin.amqp.connection import Connection, ConnectionRefused
 from broker_plugin.methods import routing_queues
 from broker_plugin.session.decisions import Peer
+from lrq_ha.errors import LrqError
 from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.publisher.messages import client_status, full_sync_status
 from lrq_ha.replication.events import OwnConfirmed
@@ -24,6 +25,7 @@ from lrq_ha.replication.positions import Position
 from lrq_ha.routing import messages as m
 from lrq_ha.routing.tables import Reason, State
 from lrq_ha.sidecar.config import load
+from lrq_ha.sidecar.operations.resync import FullSyncOrders
 from lrq_ha.sidecar.sites.sessions import Sites
 
 
@@ -104,7 +106,7 @@ def test_a_session_that_begins_is_told_of_its_client_and_its_full_sync(tmp_path:
         sites = sites_of(alone, tmp_path, TWO_DOORS)
         sites._add("orders")
         session = sites._sites[0].drivers["orders"].session
-        assert session._provider is True
+        assert session.provider is True
         marks = [(mark.position, mark.request_id, mark.state) for mark in session._requests._marks]
         assert marks == [(sites.at(logged[1]), "r1", pb.FullSyncRequest.REQUESTED), (sites.at(logged[4]), "r1", pb.FullSyncRequest.COMPLETED)]
 
@@ -135,6 +137,55 @@ def test_a_session_that_begins_does_not_go_through_all_that_is_known(tmp_path: P
         return found
 
     assert asyncio.run(calls(300)) < asyncio.run(calls(1)) + 100
+
+
+def test_an_operators_demand_at_a_source_is_written_or_refused(tmp_path: Path) -> None:
+    async def go() -> None:
+        alone = Alone()
+        sites = sites_of(alone, tmp_path, TWO_DOORS)
+        orders = FullSyncOrders("e1", alone.replica, sites)
+
+        def demand(client: str = "orders", *to: str, reason: str = "", dry_run: bool = False) -> str:
+            done, said = orders.resync(client, list(to or ["west"]), False, None, reason, dry_run)
+            assert done
+            return said
+
+        def announce(client: str, provider: bool) -> None:
+            body = client_status(client, provider)
+            [sequence] = _logged(alone, body)
+            sites.status_entry(sites.at(sequence), pb.Status.FromString(body))
+
+        announce("orders", True)
+        with pytest.raises(LrqError, match="have not begun yet") as refused:
+            demand()
+        assert refused.value.retriable
+        sites._serving = True
+        with pytest.raises(LrqError, match="have not begun yet"):
+            demand()  # a new primary adds the sessions of its clients one by one
+        sites._add("orders")
+        with pytest.raises(LrqError, match="no client 'bills' has announced itself"):
+            demand("bills")
+        announce("bills", False)
+        for dry_run in (True, False):
+            with pytest.raises(LrqError, match="client 'bills' has no full sync provider") as refused:
+                demand("bills", dry_run=dry_run)
+            assert "Start it with on_full_sync" in str(refused.value)
+        end = alone.replica.end
+        assert "would ask" in demand(dry_run=True)
+        assert alone.replica.end == end
+        assert "a site that is away gets it later" in demand(reason="rows were lost")
+        alone.replica.flush()
+        alone.replica.index.safe(alone.replica.end)
+        [(sequence, status)] = alone.replica.index.statuses.since(end)
+        request = status.full_sync
+        assert (request.client_name, request.destination, request.state) == ("orders", "west", pb.FullSyncRequest.REQUESTED)
+        written = [pb.Status.FromString(run.status.body).full_sync.reason for run in alone.runs if run.HasField("status")]
+        assert written[-1] == "an operator demands a full sync: rows were lost"
+        sites.status_entry(sites.at(sequence), status)
+        demand()
+        assert alone.replica.end == sequence, "the site gets that one when it is there"
+
+    asyncio.run(go())
 
 
 def test_a_snapshot_that_never_comes_through_is_an_error_in_the_log_and_a_problem(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -9,15 +9,15 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from uuid import uuid4
 
+from lrq_ha.database import Connection, Cursor, Database
 from lrq_ha.publisher.outbox.batch import BATCH_TRANSACTIONS_MAX, Stored, find_end, group_entries
 from lrq_ha.publisher.outbox.errors import NoOutbox, OutboxRestored, RelayFenced
 from lrq_ha.publisher.outbox.table import DESTINATION_SEPARATOR
-from lrq_ha.publisher.sql_dialect import Connection, Cursor, dialect_of, values_of
+from lrq_ha.publisher.sql_dialect import dialect_of, values_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,17 +58,16 @@ class Ledger:
     """
 
     def __init__(self, connect: Callable[[], Connection], table: str, keep: int) -> None:
-        self._connect = connect
+        self._database = Database(connect)
         self._table = table
         self._keep = keep
         self._token = uuid4().hex
         self._producer = ""
         self._committed = Progress(0, 0)
-        self._connection: Connection = None
 
     def take_over(self) -> tuple[str, Progress]:
         """Makes this the relay of the outbox. Returns the producer and the progress. Raises NoOutbox."""
-        with self._transaction() as cursor:
+        with self._database.transaction() as cursor:
             cursor.execute(f"UPDATE {self._table}_relay SET token = {dialect_of(cursor).mark} WHERE id = 1", (self._token,))
             if cursor.rowcount == 0:
                 raise NoOutbox(self._table)
@@ -81,7 +80,7 @@ class Ledger:
 
     def load(self) -> tuple[Progress, int]:
         """The progress, and the number of the newest transaction in the outbox. Raises RelayFenced, OutboxRestored."""
-        with self._transaction() as cursor:
+        with self._database.transaction() as cursor:
             return self._load(cursor), self._read_last(cursor)
 
     def advance(self, progress: Progress, transmitted: int) -> Step:
@@ -95,38 +94,22 @@ class Ledger:
             RelayFenced: Another relay has the outbox.
             OutboxRestored: The database has gone back to an earlier progress.
         """
-        with self._transaction() as cursor:
+        with self._database.transaction() as cursor:
             found = self._load(cursor)
             last, end, batch = self._read_next(cursor, transmitted)
         after = Progress(transmitted, max(progress.sent, end))
         if found != progress:
             raise RelayFenced(self._table)
         if found != after:
-            with self._transaction() as cursor:  # it begins with a write: a transaction of SQLite that begins with a read may fail at its first write
+            # It begins with a write: a transaction of SQLite that begins with a read may fail at its first write.
+            with self._database.transaction() as cursor:
                 self._replace(cursor, progress, after)
         self._committed = after
         return Step(after, batch, max(last, end, transmitted))
 
     def close(self) -> None:
         """Rolls back, and closes the connection: the next call opens another one."""
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            try:
-                connection.rollback()
-                connection.close()
-            except Exception:  # the connection is lost, and with it all that was not committed
-                pass
-
-    @contextmanager
-    def _transaction(self) -> Iterator[Cursor]:
-        try:
-            if self._connection is None:
-                self._connection = self._connect()
-            yield self._connection.cursor()
-            self._connection.commit()
-        except BaseException:
-            self.close()
-            raise
+        self._database.drop()
 
     def _load(self, cursor: Cursor) -> Progress:
         cursor.execute(f"SELECT token, transmitted, sent FROM {self._table}_relay WHERE id = 1")

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, Self
 
+from lrq_ha.database import Connection
 from lrq_ha.errors import LrqError
 from lrq_ha.publisher.confirm import Confirm
 from lrq_ha.publisher.errors import (
@@ -39,7 +40,6 @@ from lrq_ha.publisher.outbox.errors import OutboxError, OutboxRestored
 from lrq_ha.publisher.outbox.ledger import Ledger, Progress
 from lrq_ha.publisher.outbox.states import RelayState, require_legal
 from lrq_ha.publisher.outbox.table import Outbox
-from lrq_ha.publisher.sql_dialect import Connection
 from lrq_ha.publisher.sync import Publisher
 
 log = logging.getLogger("lrq_ha.publisher.outbox")

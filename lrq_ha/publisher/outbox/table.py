@@ -17,11 +17,12 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 from uuid import uuid4
 
+from lrq_ha.database import Cursor
 from lrq_ha.publisher.errors import InvalidArgument
 from lrq_ha.publisher.messages import ID_SEPARATOR, Addressed, LogEntries
 from lrq_ha.publisher.outbox.counter import Counter
 from lrq_ha.publisher.outbox.errors import NoOutbox, NoTransaction
-from lrq_ha.publisher.sql_dialect import SQLITE, TABLE_NAME, Cursor, Dialect, dialect_of, values_of
+from lrq_ha.publisher.sql_dialect import SQLITE, TABLE_NAME, Dialect, dialect_of, values_of
 
 DESTINATION_SEPARATOR = " "
 

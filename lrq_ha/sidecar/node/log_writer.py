@@ -30,6 +30,7 @@ from lrq_ha.replication.subscription import RoutingQueue, StoredBatch
 from lrq_ha.routing.names import ROUTING_VHOST
 
 from ..config import Config
+from ..counts import BatchTimes, Counts
 from .core import Core
 from .recovery import applied_record, rebuild
 from .retention import Watch
@@ -55,15 +56,17 @@ class LogWriter:
         core: The core with this log.
         life: Ended when the streams can be written no more.
         shut_out, on_blocked: See Streams.
+        counts: Of the process.
 
     Attributes:
         streams: The streams of the log.
         memory: Its newest batches.
         checkpoints: Their offsets in it.
         watch: The log's head and its receivers.
+        new_log_id: The log's identity, if it has none yet.
     """
 
-    def __init__(self, config: Config, core: Core, life: TaskScope, shut_out: int, on_blocked: Callable[[str], None]) -> None:
+    def __init__(self, config: Config, core: Core, life: TaskScope, shut_out: int, on_blocked: Callable[[str], None], counts: Counts) -> None:
         r = config.replication
         broker = config.broker_address(ROUTING_VHOST)
         self.streams = Streams(
@@ -77,7 +80,10 @@ class LogWriter:
             on_blocked=on_blocked,
         )
         self.memory = RoutingQueue(r.memory_bytes_max)
+        self._counts = counts
+        self._times = BatchTimes(counts)
         self.checkpoints = Checkpoints()
+        self.new_log_id = secrets.token_bytes(LOG_ID_BYTES)
         self.watch = Watch(core.node, r.log_bytes_max, self.streams.reader.head, core.feed)
         self._settings = r
         self._core = core
@@ -122,6 +128,8 @@ class LogWriter:
             self._replica.batches_in_flight += 1
         self._begin_waiting()
         self.streams.write_batch(header, body, self._node.safe)
+        self._times.written(header.last if self._node.leading == header.leader else 0)
+        self._counts.batch_written(header.last - header.first + 1, len(body), runs)
         self.memory.append(StoredBatch(header, body))
         self.watch.appended(header.last, len(body))
         was_due = self._checkpoint_due()
@@ -146,14 +154,17 @@ class LogWriter:
         log.info("%s", "; ".join(filter(None, (f"in the set: {self._node.names(members)}", taken_out(self._node)))))
         self._replica.progress.done_when_safe(header.first, header.last)
         if effect.kind is not EntryKind.MARKER:
+            former = self._node.log.sets[-2][1] if len(self._node.log.sets) > 1 else frozenset()
+            self._counts.removals.update(map(self._node.name, former.difference(members)))
             return [pb.Run(members=pb.Members(nodes=members))]
         index = self._replica.index
-        index.log_id = index.log_id or secrets.token_bytes(LOG_ID_BYTES)
+        index.log_id = index.log_id or self.new_log_id
         return [pb.Run(marker=pb.Marker(nodes=members, writer=codec.WRITER, log_id=index.log_id))]
 
     def write_fence(self, effect: WriteFence) -> None:
         """Writes a FENCE."""
         self._begin_waiting()
+        self._times.written()
         self.streams.write_fence(effect.epoch, effect.out_end)
 
     def _begin_waiting(self) -> None:
@@ -162,9 +173,14 @@ class LogWriter:
 
     def _written(self, count: int) -> None:
         self._answered_at = time.monotonic()
+        self._times.confirmed(count)
         self._replica.batches_in_flight = max(0, self._replica.batches_in_flight - count)
         self._core.feed(OwnConfirmed(count))
         self._replica.own_confirmed()
+
+    def safe_advanced(self, safe: int) -> None:
+        """Everything up to `safe` is on each in-sync node."""
+        self._times.safe_advanced(safe)
 
     def cut(self, effect: CutTail) -> None:
         """Forgets the end of the log."""
@@ -172,6 +188,7 @@ class LogWriter:
         log.warning("entries from %d on were never safe and fall out of the log%s", effect.first, local)
         self._replica.cut(effect.first)
         self.memory.cut(effect.first)
+        self._times.cut(effect.first)
         self.checkpoints.cut(effect.first)
 
     # ---- records -----------------------------------------------------------------------------------------------------
@@ -214,6 +231,11 @@ class LogWriter:
             self._grown, self._tried_at = 0, self._node.log.end
             self._replica.checkpoint()
             self._said = self._say(self.trouble(), self._said)
+
+    @property
+    def record_bytes(self) -> int:
+        """Size of the last applied record; 0: none was written yet."""
+        return self._record_bytes
 
     def trouble(self) -> str:
         """Text: a CHECKPOINT is too large, or soon will be; empty if it is not."""

@@ -276,7 +276,7 @@ class _ReadingAgain:
 def state_before(entry: pb.Checkpoint) -> LogState:
     """The state of the log before a CHECKPOINT, as the CHECKPOINT describes it."""
     epochs, sets = codec.history_from_pb(entry)
-    return LogState(epochs=epochs, sets=sets, renewals=tuple((r.sequence, r.renewal) for r in entry.renewals))
+    return LogState(epochs=epochs, sets=sets, renewals=tuple((r.sequence, r.renewal) for r in entry.renewals), record=entry.record)
 
 
 def applied_record(replica: Replica, checkpoints: Checkpoints) -> pb.Applied:

@@ -1,7 +1,7 @@
 """An operator's demand for full syncs: at the source group, of a client for its sites; at the sink group, of a client from a source.
 
-Rule: a demand is an entry of the log, at a source a full sync request. So it outlives this primary, and waits for a site that is away. At a source,
-this primary alone remembers the demand of a client that has no provider.
+Rule: a demand is an entry of the log, at a source a full sync request. So it outlives this primary, and waits for a site that is away. A source
+refuses it without a provider, as the next provider takes no requests from before it; a sink's demand waits for a provider.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class FullSyncOrders:
         """Demands full syncs of `client`: for these sites, for all, or from a source. Exactly one of the three is given.
 
         Raises:
-            LrqError: The client, a site or the source is not known here.
+            LrqError: The client, a site or the source is not known here, or the client has no provider.
         """
         if bool(sites) + to_all + (source is not None) != 1:
             return False, "name either sites, all of them, or a source"
@@ -40,15 +40,15 @@ class FullSyncOrders:
             return False, f"{self._name} is not primary: its group's primary has to be asked"
         if source is not None:
             return True, self._from_source(client, source, reason, dry_run)
-        return True, self._to_sites(client, self._sites.remote_ids if to_all else sites, dry_run)
+        return True, self._to_sites(client, self._sites.remote_ids if to_all else sites, reason, dry_run)
 
-    def _to_sites(self, client: str, sites: list[str], dry_run: bool) -> str:
-        self._sites.check_known(client, sites)
+    def _to_sites(self, client: str, sites: list[str], reason: str, dry_run: bool) -> str:
+        self._sites.check_demand(client, sites)
         listed = ", ".join(sites) or "no site"
         if dry_run:
             return f"would ask {client} for a full sync for {listed}"
-        self._sites.demand(client, sites)
-        return f"{client} is asked for a full sync for {listed}; a site that is away, or a client without a provider, gets to it later"
+        self._sites.demand(client, sites, reason)
+        return f"{client} is asked for a full sync for {listed}; a site that is away gets it later"
 
     def _from_source(self, client: str, source: str, reason: str, dry_run: bool) -> str:
         queue = recv_queue(client, source)

@@ -84,7 +84,7 @@ class PeerServer:
     def refusal(self) -> str:
         """Why clients are not served now; empty if they are."""
         if self._node.serving:
-            return self._turning_away.reason
+            return self._turning_away.reason or self._node.cut_off
         me, primary = self._config.node.name, self._node.primary()
         if primary and primary != self._config.node.id:
             return f"node {me} is a backup; primary is {self._node.name(primary)}"

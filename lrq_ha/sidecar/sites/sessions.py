@@ -126,27 +126,38 @@ class Sites:
                 view.tail = max(view.tail, sequence)
                 self.lag.add_entry(stream, sequence, size_bytes)
 
-    def demand(self, client_name: str, remote_ids: Sequence[str]) -> None:
-        """Demands full syncs of a client for sites, for an operator. They are known (`check_known`)."""
+    def demand(self, client_name: str, remote_ids: Sequence[str], note: str) -> None:
+        """Demands full syncs of a client for sites, for an operator. They are checked (`check_demand`).
+
+        Args:
+            client_name: The client.
+            remote_ids: The sites.
+            note: The operator's reason, which the requests tell; may be empty.
+        """
+        log.info("an operator demands a full sync of %s for %s: %s", client_name, ", ".join(remote_ids), note or "no reason given")
         for site in self._sites:
             if site.remote_id in remote_ids:
-                site.drivers[client_name].feed(m.Demand(Reason.OPERATOR_DEMANDS))
+                site.drivers[client_name].feed(m.Demand(Reason.OPERATOR_DEMANDS, note))
 
-    def check_known(self, client_name: str, remote_ids: Sequence[str]) -> None:
-        """Checks that there are sessions of a client with these sites.
+    def check_demand(self, client_name: str, remote_ids: Sequence[str]) -> None:
+        """Checks that there are sessions of a client with these sites, and that full syncs may be asked of it.
 
         Raises:
-            LrqError: No such client or site is known, or the sessions have not begun.
+            LrqError: No such client or site is known, the sessions have not begun, or the client has no full sync provider.
         """
         known = self.remote_ids
         if unknown := [remote_id for remote_id in remote_ids if remote_id not in known]:
             named = ", ".join(known) or "it has none"
             raise LrqError(f"group {self.group} sends nothing to {', '.join(unknown)}", todo=f"Name one of its sites: {named}")
-        if not self._serving:
+        drivers = [site.drivers.get(client_name) for site in self._sites if site.remote_id in remote_ids]
+        if not self._serving or (client_name in self._clients and None in drivers):
             raise LrqError("the sessions with other sites have not begun yet", todo="Try again in a second", retriable=True)
         if client_name not in self._clients:
             named = ", ".join(sorted(self._clients)) or "none"
             raise LrqError(f"no client '{client_name}' has announced itself to group {self.group}", todo=f"Name one of its clients: {named}")
+        if any(driver is not None and driver.session.provider is False for driver in drivers):
+            todo = "Start it with on_full_sync, then demand the full sync again; at the sink group, a demand waits for a provider"
+            raise LrqError(f"client '{client_name}' has no full sync provider", todo=todo)
 
     @property
     def remote_ids(self) -> list[str]:

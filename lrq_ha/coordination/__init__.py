@@ -1,0 +1,1 @@
+"""Coordination by etcd: the client, and a group's register in it."""

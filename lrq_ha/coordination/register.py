@@ -1,0 +1,109 @@
+"""A group's register in etcd: the keys and their JSON.
+
+    NAMESPACE/GROUP/state          the record, and the log's identity
+    NAMESPACE/GROUP/leader         the leader's id; it goes with the leader's lease
+    NAMESPACE/GROUP/history/EPOCH  who took each epoch, when, and from whom; for people
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import NamedTuple
+
+from lrq_ha.errors import MalformedInput
+from lrq_ha.replication.positions import epoch_name
+from lrq_ha.replication.register import Record, RegisterView
+
+from .etcd import Etcd, KeyValue
+
+
+class Found(NamedTuple):
+    """What the register holds. `log_id`: identity of the group's log, in hexadecimal digits; empty if there is no record."""
+
+    record: Record | None
+    log_id: str
+    revision: int
+    holder: int
+    holder_revision: int
+
+    def view(self, log_id: str) -> RegisterView:
+        """As the core sees it. `log_id`: of the node's own log; empty: it has none yet."""
+        foreign = bool(log_id and self.log_id) and log_id != self.log_id
+        return RegisterView(self.record, self.revision, self.holder, self.holder_revision, foreign)
+
+
+class Register:
+    """The register of one group.
+
+    Args:
+        etcd: The client.
+        namespace: Before the group's name.
+        group: The group.
+        names: Names of the nodes by id, for the history.
+    """
+
+    def __init__(self, etcd: Etcd, namespace: str, group: str, names: Mapping[int, str]) -> None:
+        self._etcd = etcd
+        self._folder = f"{namespace.rstrip('/')}/{group}"
+        self._names = names
+        self._keys = (f"{self._folder}/state", f"{self._folder}/leader")
+
+    async def read(self) -> Found:
+        """What it holds now. Raises EtcdError, or MalformedInput."""
+        return self._found(*await self._etcd.read(self._keys))
+
+    async def write(self, record: Record, log_id: str, seen: RegisterView, lease: int) -> tuple[bool, Found]:
+        """Writes a record, if the register is as it was seen.
+
+        Args:
+            lease: With which the key `leader` is written, too, if that key is as it was seen; 0: it is left alone.
+
+        Returns:
+            Whether the register has that record now, and what it holds.
+
+        Raises:
+            EtcdAway: It may have been written, and may still be: repeat this call until it is answered.
+            LeaseGone: Nothing was written.
+            EtcdError, MalformedInput: Nothing was written.
+        """
+        state, leader = self._keys
+        unchanged = {state: seen.revision}
+        puts = {state: (_encode(record, log_id), 0)}
+        if lease:
+            unchanged[leader] = seen.holder_revision
+            puts[leader] = (str(record.leader).encode(), lease)
+        if seen.record is None or seen.record.epoch != record.epoch:
+            puts[f"{self._folder}/history/{record.epoch:020d}"] = (self._history(record, seen), 0)
+        _, values = await self._etcd.change(unchanged, puts, self._keys)
+        found = self._found(*values)
+        return found.record == record, found
+
+    async def release(self, node: int) -> bool:
+        """Deletes the leader's key if it is this node's; returns whether it was. Raises EtcdError, or MalformedInput."""
+        found = await self.read()
+        return found.holder == node and await self._etcd.delete(self._keys[1], found.holder_revision)
+
+    def _history(self, record: Record, seen: RegisterView) -> bytes:
+        before = self._names.get(seen.record.leader, str(seen.record.leader)) if seen.record else None
+        name = self._names.get(record.leader, str(record.leader))
+        told = {"epoch": epoch_name(record.epoch), "leader": name, "from": before, "at": datetime.now(UTC).isoformat(timespec="milliseconds")}
+        return json.dumps(told).encode()
+
+    def _found(self, state: KeyValue, leader: KeyValue) -> Found:
+        try:
+            record, log_id = _decode(state.value) if state.revision else (None, "")
+            return Found(record, log_id, state.revision, int(leader.value or b"0"), leader.revision)
+        except (ValueError, KeyError, TypeError) as error:
+            raise MalformedInput(f"{self._folder} in etcd is not as lrq-ha writes it: {error!r}", todo="choose another namespace") from error
+
+
+def _encode(record: Record, log_id: str) -> bytes:
+    told = {"v": record.version, "epoch": record.epoch, "leader": record.leader, "set": sorted(record.members), "log": log_id}
+    return json.dumps(told).encode()
+
+
+def _decode(value: bytes) -> tuple[Record, str]:
+    told = json.loads(value)
+    return Record(int(told["v"]), int(told["epoch"]), int(told["leader"]), frozenset(map(int, told["set"]))), str(told["log"])

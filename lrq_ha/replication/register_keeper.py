@@ -1,0 +1,93 @@
+"""Keeps the register in etcd true while this node leads: members that leave and come, the leader's key, a record that went back (E2, E3, E5, E6, E8).
+
+Rules:
+
+- A member is out of the set in etcd before the MEMBERS without it is appended: no node that may take the next epoch lacks what is confirmed then.
+- A newcomer is in the set in etcd after the MEMBERS with it is safe.
+- One change of the set at a time: the change, its answer and the MEMBERS together.
+- While etcd does not answer, this node goes on leading, and no member can be taken out: a silent one holds confirms.
+- When its lease is over, and a member has been silent for as long, another node may have been promoted: then no client is served until either ends.
+"""
+
+from __future__ import annotations
+
+from .base import NodeBase
+from .events import LeaseRenewed, Progressed, Restart
+from .leader import Leader
+from .log import Members
+from .positions import epoch_name
+from .register import Record, RegisterView
+from .registrar import Registrar
+
+
+class RegisterKeeper:
+    """The register's part of leading."""
+
+    def __init__(self, node: NodeBase, registrar: Registrar, leader: Leader) -> None:
+        self._node = node
+        self._registrar = registrar
+        self._leader = leader
+        self._progressed_at = 0.0
+        self._lease_until = 0.0
+
+    def progressed(self, event: Progressed, now: float) -> None:
+        """The own stream has confirmed something new."""
+        self._progressed_at = now
+
+    def renewed(self, event: LeaseRenewed, now: float) -> None:
+        """etcd has renewed the lease."""
+        self._lease_until = event.until
+
+    def makes_progress(self, now: float) -> bool:
+        """Whether this leader's own stream has confirmed something within the lease's time."""
+        node = self._node
+        return bool(node.leading) and now - self._progressed_at <= node.settings.lease_ttl_s
+
+    def tick(self, now: float) -> None:
+        """Time has passed while leading."""
+        node, view = self._node, self._node.register
+        if not node.leading or view is None:
+            return
+        self._consider_serving(now)
+        record = view.record
+        if record and record.epoch > node.leading:
+            node.emit(Restart(f"etcd has {node.name(record.leader)} as leader of epoch {epoch_name(record.epoch)}; mine is over"))
+        elif not self._registrar.busy and node.written and not view.foreign:
+            self._keep(view, node.written)
+
+    def _keep(self, view: RegisterView, written: Record) -> None:
+        """Makes the one change that is due."""
+        node, members = self._node, self._node.log.members
+        if view.record != written or view.holder != node.me:
+            self._change(written.members, take=True)  # E5, E8: the record went back, or the key is gone: both are written again
+            return
+        for member in sorted(self._leader.set.leaving & members):
+            if member in written.members:
+                self._change(written.members - {member}, gone=member)
+                return
+            self._leader.set.gone(member)
+        coming = node.in_sync - self._leader.set.leaving - written.members
+        if coming and self._leader.set.is_settled():
+            self._change(written.members | coming)
+
+    def _change(self, members: Members, *, gone: int = 0, take: bool = False) -> None:
+        epoch = self._node.leading
+
+        def then(done: bool, now: float) -> None:
+            if done and gone in self._leader.set.leaving and self._node.leading == epoch:
+                self._leader.set.gone(gone)
+                self._leader.advance_safe(now)
+
+        self._registrar.change(epoch, members, then, take=take)
+
+    def _consider_serving(self, now: float) -> None:
+        """E5 and E6."""
+        node, ttl_s = self._node, self._node.settings.lease_ttl_s
+        members = (node.written.members if node.written else frozenset[int]()) - {node.me}
+        silent = [m for m in sorted(members) if m not in node.peers or now - node.peers[m].heard_at > ttl_s or node.peers[m].epoch != node.leading]
+        node.cut_off = ""
+        if silent and now > self._lease_until:
+            node.cut_off = f"etcd has not renewed the lease of {node.name(node.me)}, and {node.names(silent)} is silent: another node may lead now"
+
+
+__all__ = ["RegisterKeeper"]

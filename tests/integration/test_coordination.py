@@ -1,0 +1,307 @@
+"""A pair that etcd coordinates: real faults under load, and no operator. A backup takes over by itself, once, with all that was confirmed; what is
+no fault of a node's makes nobody take over (G1, G2, G3, G5, E1-E9).
+
+Rules: the tests of one RabbitMQ version share a lab, and each leaves it whole. An etcd is needed (scripts/etcd).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+import urllib.request
+from base64 import b64decode, b64encode
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from history import span
+from load import command, declare, eventually, in_sync, same_logs, told
+from test_faults import SETTLE_S
+from test_three_nodes import all_in_sync, equal
+from traffic import Load, Traffic
+
+from lrq_ha.lab import Lab, etcd
+
+pytestmark = [pytest.mark.broker, pytest.mark.proves("G1", "G2", "G3", "G5", "coordination")]
+
+TTL_S = 3.0
+RATE_PER_S = 100.0
+#: From a fault to the first confirm, on a machine that may stand still meanwhile: a failover that waits for anything else takes longer.
+TAKES_OVER_S = 30.0
+
+
+@pytest.fixture(scope="module")
+def lab(broker_version: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    if etcd.find() is None:
+        pytest.skip("etcd is not on this machine: scripts/etcd")
+    directory = tmp_path_factory.mktemp("coordinated") / "lab"
+    with Lab({"east": 2}, directory, broker_version, coordination={"lease_ttl_s": TTL_S}) as found:
+        yield found
+
+
+def ask_etcd(lab: Lab, path: str, **body: Any) -> dict[str, Any]:
+    request = urllib.request.Request(f"{lab.etcd[0]}/v3/{path}", json.dumps(body).encode())
+    with urllib.request.urlopen(request, timeout=10) as response:
+        answer: dict[str, Any] = json.load(response)
+        return answer
+
+
+def key(lab: Lab, name: str) -> dict[str, Any]:
+    [found] = ask_etcd(lab, "kv/range", key=b64encode(f"/lrq-ha/east/{name}".encode()).decode())["kvs"]
+    return found  # type: ignore[no-any-return]
+
+
+def record(lab: Lab) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(b64decode(key(lab, "state")["value"]))
+    return found
+
+
+def history(lab: Lab) -> list[dict[str, Any]]:
+    prefix = b64encode(b"/lrq-ha/east/history/").decode()
+    kvs = ask_etcd(lab, "kv/range", key=prefix, range_end=b64encode(b"/lrq-ha/east/history0").decode())["kvs"]
+    return [json.loads(b64decode(each["value"])) for each in kvs]
+
+
+def in_record(lab: Lab) -> tuple[str, str]:
+    """Primary and backup, when both are in the set, in etcd, too."""
+    primary, backup = in_sync(lab)
+    eventually("both nodes in the set in etcd", lambda: record(lab)["set"] == [1, 2])
+    return primary, backup
+
+
+@contextmanager
+def loaded(lab: Lab, tmp_path: Path, *, takeovers: int, short: bool = False) -> Iterator[Traffic]:
+    """Load before, while and after a fault, and the checks of the fault tests: nothing lost, nothing twice, both nodes equal; so many takeovers.
+
+    `short`: no broker is killed, so nothing has to settle before, and the logs are not read and compared.
+    """
+    primary, _ = in_record(lab)
+    queue = f"coordinated-{time.time_ns()}"
+    declare(lab.nodes[primary].door, queue, queue_type="quorum" if time.time_ns() % 2 else "classic")
+    time.sleep(0.0 if short else SETTLE_S)
+    before = len(history(lab))
+    doors, history_file = [node.door for node in lab.nodes.values()], tmp_path / "history.jsonl"
+    traffic = Traffic(doors, [queue], [f"{queue}-app"], rate_per_s=RATE_PER_S, history=history_file)
+    traffic.start()
+    try:
+        eventually("the load to flow", lambda: traffic.confirmed > 100)
+        began = time.time()
+        yield traffic
+        goes_on(traffic)
+        ended = time.time()
+        in_record(lab)
+        traffic.finish()
+        traffic.check([span(began, ended)] if takeovers else [])
+        if not short:
+            same_logs(lab)
+        assert len(history(lab)) == before + takeovers
+    finally:
+        traffic.stop()
+
+
+def goes_on(traffic: Traffic | Load, *, within_s: float = 120.0) -> None:
+    confirmed = traffic.confirmed
+    eventually("confirms to go on", lambda: traffic.confirmed > confirmed + 50, within_s)
+
+
+def takes_over(lab: Lab, node: str) -> None:
+    eventually(f"{node} to take over by itself", lambda: lab.primary("east") == node, TAKES_OVER_S, seen=lambda: told(lab, node))
+
+
+@pytest.mark.quick(only="sidecar")
+@pytest.mark.parametrize("part", [".sidecar", ".broker", ""])
+def test_the_primary_is_killed(lab: Lab, tmp_path: Path, part: str) -> None:
+    """Its host, its broker or its sidecar: the backup takes over; what was killed comes back as backup."""
+    primary, backup = in_record(lab)
+    with loaded(lab, tmp_path, takeovers=1, short=part == ".sidecar") as traffic:
+        lab.kill(primary + part)
+        takes_over(lab, backup)
+        goes_on(traffic)
+        lab.start(primary + part)
+    assert history(lab)[-1]["leader"] == backup
+    assert history(lab)[-1]["from"] == primary
+
+
+@pytest.mark.parametrize("part", ["", ".broker", ".sidecar"])
+def test_the_primary_stands_still(lab: Lab, tmp_path: Path, part: str) -> None:
+    """For two times the lease: the backup takes over, and the former primary follows it when it goes on."""
+    primary, backup = in_record(lab)
+    with loaded(lab, tmp_path, takeovers=1) as traffic:
+        lab.stop(primary + part)
+        began = time.monotonic()
+        try:
+            takes_over(lab, backup)
+            goes_on(traffic)
+            time.sleep(max(0.0, began + 2 * TTL_S - time.monotonic()))
+        finally:
+            lab.cont(primary + part)
+
+
+def test_the_backup_is_killed(lab: Lab, tmp_path: Path) -> None:
+    """It is out of the set in etcd before anything is confirmed without it, and in it again when it has caught up. Nobody takes over."""
+    primary, backup = in_record(lab)
+    with loaded(lab, tmp_path, takeovers=0) as traffic:
+        lab.kill(backup)
+        goes_on(traffic)
+        assert record(lab)["set"] == [int(primary[1:])]
+        lab.start(backup)
+
+
+def test_etcd_is_killed_and_comes_back(lab: Lab, tmp_path: Path) -> None:
+    """For two times the lease: confirms go on without it, and nobody takes over (E6)."""
+    primary, backup = in_record(lab)
+    with loaded(lab, tmp_path, takeovers=0) as traffic:
+        lab.kill("etcd")
+        began = time.monotonic()
+        try:
+            while time.monotonic() < began + 2 * TTL_S:
+                goes_on(traffic, within_s=10.0)
+            assert lab.status(primary)["coordination"]["etcd"] != "answers"
+            code, said = command("switchover", backup, lab=lab)
+            assert (code, "etcd does not answer" in said) == (1, True), said
+        finally:
+            lab.start("etcd")
+        eventually("etcd to be heard", lambda: lab.status(primary)["coordination"]["etcd"] == "answers")
+
+
+def test_a_backup_is_lost_while_etcd_is_away(lab: Lab, tmp_path: Path) -> None:
+    """It cannot be taken out: confirms wait until etcd is back, and go on by themselves then."""
+    _, backup = in_record(lab)
+    with loaded(lab, tmp_path, takeovers=0) as traffic:
+        lab.kill("etcd")
+        try:
+            goes_on(traffic)
+            lab.kill(backup)
+            time.sleep(1.0)
+            confirmed = traffic.confirmed
+            time.sleep(2 * TTL_S + 2.0)
+            assert traffic.confirmed == confirmed, "confirmed without a member that etcd counts in"
+        finally:
+            lab.start("etcd")
+        goes_on(traffic)
+        lab.start(backup)
+
+
+def test_the_lease_is_revoked_by_hand(lab: Lab, tmp_path: Path) -> None:
+    """Its leader is heard, and goes on: it writes its key again."""
+    primary, _ = in_record(lab)
+    with loaded(lab, tmp_path, takeovers=0) as traffic:
+        for _ in range(3):
+            ask_etcd(lab, "lease/revoke", ID=key(lab, "leader")["lease"])
+            eventually("the leader's key to be there again", lambda: bool(key(lab, "leader")))
+            goes_on(traffic)
+        assert lab.primary("east") == primary
+
+
+def test_a_record_that_went_back_is_written_again(lab: Lab, tmp_path: Path) -> None:
+    """etcd is emptied under a primary that serves (E8)."""
+    with loaded(lab, tmp_path, takeovers=0) as traffic:
+        version = record(lab)["v"]
+        ask_etcd(lab, "kv/deleterange", key=b64encode(b"/lrq-ha/east/state").decode())
+        eventually("the record to be there again", lambda: record(lab)["v"] > version)
+        goes_on(traffic)
+
+
+def test_handed_over_to_each_node_and_back(lab: Lab, tmp_path: Path) -> None:
+    primary, backup = in_record(lab)
+    with loaded(lab, tmp_path, takeovers=2) as traffic:
+        for node in (backup, primary):
+            code, said = command("switchover", node, lab=lab)
+            assert code == 0, said
+            takes_over(lab, node)
+            goes_on(traffic)
+            in_record(lab)
+
+
+def test_the_sidecar_is_stopped_in_order(lab: Lab, tmp_path: Path) -> None:
+    """SIGTERM gives the lease back: the backup does not wait for its end."""
+    primary, backup = in_record(lab)
+    with loaded(lab, tmp_path, takeovers=1) as traffic:
+        pid = lab.nodes[primary].sidecar_pid
+        assert pid is not None
+
+        os.kill(pid, signal.SIGTERM)
+        takes_over(lab, backup)
+        goes_on(traffic)
+        eventually("the sidecar to end", lambda: lab.nodes[primary].sidecar_pid is None)
+        lab.start(primary)
+
+
+def test_the_right_to_lead_is_given_back_for_a_killed_sidecar(lab: Lab, tmp_path: Path) -> None:
+    """As a unit's ExecStopPost does. A backup has nothing to give back."""
+    primary, backup = in_record(lab)
+    with loaded(lab, tmp_path, takeovers=1, short=True) as traffic:
+        release = ("coordination", "release", "--config")
+        assert command(*release, str(lab.nodes[backup].config)) == (0, f"{backup} has no right to lead")
+        lab.kill(f"{primary}.sidecar")
+        assert command(*release, str(lab.nodes[primary].config)) == (0, f"{primary} has given the right to lead back")
+        takes_over(lab, backup)
+        goes_on(traffic)
+        lab.start(f"{primary}.sidecar")
+
+
+def test_all_nodes_are_killed(lab: Lab, tmp_path: Path) -> None:
+    """No member's log is whole for sure: all nodes must answer and promise, and then they begin again without an operator (E1)."""
+    in_record(lab)
+    with loaded(lab, tmp_path, takeovers=1) as traffic:
+        for name in lab.nodes:
+            lab.kill(name)
+        for name in lab.nodes:
+            lab.start(name)
+        goes_on(traffic)
+
+
+def test_ten_failovers_in_a_row(lab: Lab, tmp_path: Path) -> None:
+    with loaded(lab, tmp_path, takeovers=10) as traffic:
+        for _ in range(10):
+            primary, backup = in_record(lab)
+            lab.kill(primary)
+            takes_over(lab, backup)
+            goes_on(traffic)
+            lab.start(primary)
+
+
+
+
+@pytest.mark.one_version("4.3")
+def test_three_nodes(new_lab: Callable[..., Lab], broker_version: str) -> None:
+    """Each primary in turn is killed, and one of the two others takes over; a handover reaches the node that was named, and no other."""
+    if etcd.find() is None:
+        pytest.skip("etcd is not on this machine: scripts/etcd")
+    with new_lab({"east": 3}, broker=broker_version, coordination={"lease_ttl_s": TTL_S}) as lab:
+        primary = all_in_sync(lab)[0]
+        queue = "coordinated-three"
+        declare(lab.nodes[primary].door, queue)
+        time.sleep(SETTLE_S)
+        load = Load([node.door for node in lab.nodes.values()], queue, f"{queue}-app", rate_per_s=RATE_PER_S)
+        load.start()
+        outages = []
+        try:
+            goes_on(load)
+            for _ in range(3):
+                primary = all_in_sync(lab)[0]
+                began = time.time()
+                lab.kill(primary)
+                eventually("another to take over", lambda primary=primary: lab.primary("east") not in (primary, None), TAKES_OVER_S)
+                goes_on(load)
+                lab.start(primary)
+                outages.append(span(began, time.time()))
+            for node in ("e1", "e2", "e3", "e1"):
+                primary = all_in_sync(lab)[0]
+                eventually("all nodes in the set in etcd", lambda: record(lab)["set"] == [1, 2, 3])
+                if node != primary:
+                    before = len(history(lab))
+                    code, said = command("switchover", node, lab=lab)
+                    assert code == 0, said
+                    takes_over(lab, node)
+                    assert len(history(lab)) == before + 1
+                    goes_on(load)
+            load.finish()
+        finally:
+            load.stop()
+        load.check(outages)
+        equal(lab, queue)
