@@ -72,12 +72,8 @@ def test_runs_that_follow_each_other(spark: SparkSession, nodes: str, receive_qu
     begin(queue, a=1, b=2)
     queue.write(queue.batch(transaction(4, [encode("t", "put", [("a", 4)]), encode("t", "delete", [("b", 0)])])))
     given = settings(nodes, queue, path)
-    assert run_once(spark, given, dry_run=True) == [f"would apply 4 rows (t of {queue.name}: 3 put, 1 deleted)"]
-    assert not path.exists()
     (line,) = run_once(spark, given)
     assert line.startswith("version 1: 3 put, 1 deleted; t in ")
-    assert table(spark, path) == {"a": 4}
-    assert run_once(spark, given) == []
     queue.write(queue.batch(transaction(9, [encode("t", "put", [("c", 9)]), encode("u", "put", [("c", 9)])])))
     (line,) = run_once(spark, given)
     assert line.startswith("version 2: 2 put, 0 deleted; t, u in ")
@@ -87,6 +83,17 @@ def test_runs_that_follow_each_other(spark: SparkSession, nodes: str, receive_qu
     assert status["queues"][queue.name] == {"epoch": 257, "sequence": 9, "has_snapshot": True, "open_snapshot": None, "deltas_wait": False}
     files = spark.read.parquet(f"{path}/current/t/*.parquet")
     assert sorted((row.queue, row.k, row.v) for row in files.collect()) == [(queue.name, "a", 4), (queue.name, "c", 9)]
+
+
+@pytest.mark.full
+def test_a_dry_run_writes_nothing(spark: SparkSession, nodes: str, receive_queue: Make, tmp_path: Path) -> None:
+    queue, path = receive_queue(), tmp_path / "tables"
+    begin(queue, a=1, b=2)
+    given = settings(nodes, queue, path)
+    assert run_once(spark, given, dry_run=True) == [f"would apply 2 rows (t of {queue.name}: 2 put, 0 deleted)"]
+    assert not path.exists()
+    assert len(run_once(spark, given)) == 1
+    assert run_once(spark, given) == run_once(spark, given, dry_run=True) == []
 
 
 @pytest.mark.full
@@ -126,12 +133,7 @@ KILLS = 5
 def test_a_job_that_is_killed_at_any_instant(spark: SparkSession, nodes: str, receive_queue: Make, tmp_path: Path) -> None:
     """A reader looks all the time: it sees each transaction in both tables or in none."""
     queue, path, random = receive_queue(), tmp_path / "tables", Random(5)
-    config = tmp_path / "pipeline.toml"
-    config.write_text(
-        f'[source]\nnodes = "{nodes}"\nsubscribe = "{queue.name}"\nmaxEntriesPerTrigger = 60\n'
-        + "".join(f'[tables.{name}]\nschema = "k STRING, v INT"\nkey = ["k"]\nbuckets = 2\n' for name in "tu")
-        + f'[sink]\npath = "{path}"\n'
-    )
+    config = write_config(tmp_path, nodes, queue)
     begin(queue)
     stopped, failed, looks, sequence = threading.Event(), [], [0], 3
 
@@ -194,3 +196,62 @@ def wait_for_version(job: subprocess.Popen[str], path: Path, version: int) -> No
         assert job.poll() is None, job.stderr and job.stderr.read()
         assert time.monotonic() < deadline
         time.sleep(0.02)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(1800)
+def test_a_job_that_is_stopped_and_one_of_spark_submit(spark: SparkSession, nodes: str, receive_queue: Make, tmp_path: Path) -> None:
+    queue, path = receive_queue(), tmp_path / "tables"
+    begin(queue, a=1)
+    config = write_config(tmp_path, nodes, queue)
+    job = start_job(config, "--interval", "0s")
+    try:
+        wait_for_version(job, path, 1)
+        job.terminate()
+        said = job.communicate(timeout=300)[1]
+    finally:
+        job.kill()
+    assert job.returncode == 0, said
+    assert "Traceback" not in said
+    queue.write(queue.batch(transaction(4, [encode("t", "put", [("b", 4)])])))
+    program = Path(sys.modules[Job.__module__].__file__ or "").with_name("__main__.py")
+    submit = [str(Path(sys.executable).with_name("spark-submit")), "--master", "local[1]", str(program), str(config), "--once"]
+    environment = os.environ | {"PYTHONPATH": str(program.parents[3]), "PYSPARK_PYTHON": sys.executable}
+    done = subprocess.run(submit, capture_output=True, text=True, timeout=900, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert "version 2: 1 put, 0 deleted; t in " in done.stdout + done.stderr  # spark-submit puts both into its own output
+    assert table(spark, path) == {"a": 1, "b": 4}
+
+
+def write_config(folder: Path, nodes: str, queue: ReceiveQueue) -> Path:
+    config = folder / "pipeline.toml"
+    config.write_text(
+        f'[source]\nnodes = "{nodes}"\nsubscribe = "{queue.name}"\nmaxEntriesPerTrigger = 60\n'
+        + "".join(f'[tables.{name}]\nschema = "k STRING, v INT"\nkey = ["k"]\nbuckets = 2\n' for name in "tu")
+        + f'[sink]\npath = "{folder / "tables"}"\n'
+    )
+    return config
+
+
+@pytest.mark.full
+def test_queues_that_match_a_pattern(
+    spark: SparkSession, nodes: str, receive_queue: Make, listing: tuple[str, list[Any]], tmp_path: Path
+) -> None:
+    """Each queue has its own rows; one that appears between two runs is read from its beginning."""
+    http, answers = listing
+    first, second = receive_queue("east"), receive_queue("west")
+    begin(first, a=1)
+    begin(second, a=2)
+    given = settings(nodes, first, tmp_path)
+    given["source"] |= {"subscribePattern": "LRQ_Recv_.*", "http": http}
+    del given["source"]["subscribe"]
+    answers.append([first.name])
+    run_once(spark, given)
+    first.write(first.batch(transaction(4, [encode("t", "put", [("b", 4)])])))
+    answers[0] = [first.name, second.name]
+    run_once(spark, given)
+    assert {(row.queue, row.k, row.v) for row in tables_at(spark, tmp_path)["t"].collect()} == {
+        (first.name, "a", 1),
+        (first.name, "b", 4),
+        (second.name, "a", 2),
+    }

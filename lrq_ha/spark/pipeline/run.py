@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -90,13 +91,14 @@ class Job:
         spark: The session.
         config: The configuration.
         say: Gets each line for the operator.
+        stopped: When it is set, the run ends; the batch that is under way then is not applied.
 
     Raises:
         SchemaChanged, BadVersion: The tables on disk do not go with the configuration.
     """
 
-    def __init__(self, spark: SparkSession, config: Config, say: Callable[[str], None]) -> None:
-        self._spark, self._config, self._say = spark, config, say
+    def __init__(self, spark: SparkSession, config: Config, say: Callable[[str], None], stopped: threading.Event | None = None) -> None:
+        self._spark, self._config, self._say, self._stopped = spark, config, say, stopped or threading.Event()
         self._path = Path(config.sink.path).absolute()
         settings = Settings(
             DECODERS[config.decode.format], config.decode.unknown_table == "ignore", config.run.on_bad_record, config.run.need_snapshot
@@ -123,7 +125,8 @@ class Job:
         with tempfile.TemporaryDirectory(prefix="lrq-ha-pipeline-", ignore_cleanup_errors=True) as checkpoint:
             query = batches.option("checkpointLocation", f"file://{checkpoint}").start()
             try:
-                query.awaitTermination()
+                while not query.awaitTermination(1) and not self._stopped.is_set():
+                    pass
             except PySparkException as error:
                 raise self._failed or error from error
             finally:
@@ -207,14 +210,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         interval_s = parse_interval(given.interval) if given.interval else None
     except ValueError as error:
         parser.error(f"--interval {error}")
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    stopped = threading.Event()
     try:
         config = read_config(given.config)
         interval_s = None if given.once or given.dry_run else interval_s or parse_interval(config.run.interval)
         with open_session(config) as spark:
-            Job(spark, config, say=lambda line: print(line, file=sys.stderr, flush=True)).run(interval_s=interval_s, dry_run=given.dry_run)
-    except KeyboardInterrupt:
-        return 0
+            for number in (signal.SIGTERM, signal.SIGINT):  # an exception in the middle of a call to Spark would leave a trace
+                signal.signal(number, lambda *_: stopped.set())
+            Job(spark, config, lambda line: print(line, file=sys.stderr, flush=True), stopped).run(interval_s=interval_s, dry_run=given.dry_run)
     except (PySparkException, LrqError, OSError) as error:
         print(cause(str(error)), file=sys.stderr)
         return 1
