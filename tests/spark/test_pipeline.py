@@ -66,7 +66,6 @@ def follow(spark: SparkSession, path: Path, seed: int, *, queues: int, batches: 
             assert rows_at(spark, path) == {name: model.tables for name, model in models.items() if model.tables}
 
 
-@pytest.mark.quick
 def test_tables_equal_those_of_single_transactions(spark: SparkSession, tmp_path: Path) -> None:
     follow(spark, tmp_path, 1, queues=60, batches=2, check=lambda number: number == 1)
 
@@ -157,6 +156,7 @@ def test_a_reader_sees_whole_transactions_only(spark: SparkSession, tmp_path: Pa
     assert len(seen) > 1
 
 
+@pytest.mark.quick
 def test_only_touched_buckets_are_rewritten(spark: SparkSession, tmp_path: Path) -> None:
     table = Table("t", {"k": "string", "v": "int"}, ("k",), 16)
     writer = TableWriter(tmp_path, [table], NO_SNAPSHOT)
