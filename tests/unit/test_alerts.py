@@ -108,6 +108,9 @@ CASES = {
         GROUP,
     ),
     "LrqPausedLong": Case("70m", of("lrq_paused", "1x300"), of("lrq_paused", "1x200 0x100"), NODE),
+    "LrqCoordinationLost": Case("2m", of("lrq_coordination_up", "1 1 0x20"), of("lrq_coordination_up", "1 0 1x20"), NODE),
+    "LrqDefinitionsDown": Case("6m", of("lrq_definitions_up", "0x40"), of("lrq_definitions_up", "1x40"), NODE),
+    "LrqDefinitionsDiffer": Case("12m", of("lrq_definitions_differing_objects", "2x60"), of("lrq_definitions_differing_objects", "0x60"), NODE),
     "LrqSiteDown": Case("7m", of("lrq_site_connected", "0x40", site="west"), of("lrq_site_connected", "1x40", site="west"), {**NODE, "site": "west"}),
     "LrqSiteBehind": Case(
         "7m",

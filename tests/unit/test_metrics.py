@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -134,6 +135,21 @@ def test_values_of_a_primary() -> None:
     in_process(check)
 
 
+def test_values_of_definitions_and_coordination(monkeypatch: pytest.MonkeyPatch) -> None:
+    sample = configuration.sample().replace('coordination = "static"', 'coordination = "etcd"')
+    text = re.sub(r"^replicate = \[\]", 'replicate = ["users"]', sample, flags=re.MULTILINE)
+    text += '[coordination]\nendpoints = ["http://127.0.0.1:1"]\n'
+
+    def check(process: Process) -> None:
+        found = scraped(process)
+        assert values(found["lrq_coordination_up"]) == values(found["lrq_lease_remaining_seconds"]) == {(): 0}
+        assert values(found["lrq_definitions_up"]) == {(): 1}
+        assert values(found["lrq_definitions_differing_objects"]) == {(): 0}
+
+    monkeypatch.setattr(configuration, "sample", lambda: text)
+    in_process(check)
+
+
 def test_a_node_that_does_not_run_has_its_counters_and_no_values_of_the_log() -> None:
     def check(process: Process) -> None:
         found = scraped(process)
@@ -141,8 +157,8 @@ def test_a_node_that_does_not_run_has_its_counters_and_no_values_of_the_log() ->
         assert sum(values(found["lrq_node_role"]).values()) == 1
         assert values(found["lrq_node_primary"]) == values(found["lrq_broker_up"]) == {(): 0}
         assert values(found["lrq_log_batches"]) == {(): 0}
-        for name in ("lrq_log_end_sequence", "lrq_broker_alarm", "lrq_in_sync_nodes", "lrq_peer_connected"):
-            assert values(found[name]) == {}
+        absent = ("log_end_sequence", "broker_alarm", "in_sync_nodes", "peer_connected", "coordination_up", "definitions_up")
+        assert [values(found[f"lrq_{name}"]) for name in absent] == [{}] * len(absent)
 
     in_process(check, runs=False)
 

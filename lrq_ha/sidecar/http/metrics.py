@@ -104,6 +104,11 @@ def _broker(value: Callable[[Mapping[str, Any]], float]) -> Callable[[Scrape], I
     return _one(lambda scrape: value(scrape.status["broker"]) if "broker" in scrape.status else None)
 
 
+def _table(key: str, value: Callable[[Mapping[str, Any]], float]) -> Callable[[Scrape], Iterator[Sample]]:
+    """Of a table in the status that is there where it is configured."""
+    return _one(lambda scrape: value(told) if (told := scrape.status.get(key)) else None)
+
+
 def _each(values: Callable[[Scrape], Mapping[str, Any]]) -> Callable[[Scrape], Iterator[Sample]]:
     """A sample for each value of one label."""
     return lambda scrape: (((label,), value) for label, value in values(scrape).items())
@@ -286,6 +291,20 @@ FAMILIES = (
         _broker(lambda told: float(told["silent_s"])),
     ),
     Family("lrq_broker_lacks", "gauge", "1 if the broker lacks something that the log needs", _one(lambda s: bool(s.status.get("lacks")))),
+    # definitions and coordination, where they are configured
+    Family(
+        "lrq_definitions_up", "gauge", "1 if the broker's management API takes part in replicating definitions",
+        _table("definitions", lambda told: not told["problem"]),
+    ),
+    Family(
+        "lrq_definitions_differing_objects", "gauge", "Users, policies and so on in which a backup's broker differs from the log",
+        _table("definitions", lambda told: told["differing"]),
+    ),
+    Family("lrq_coordination_up", "gauge", "1 if etcd answers", _table("coordination", lambda told: told["etcd"] == "answers")),
+    Family(
+        "lrq_lease_remaining_seconds", "gauge", "Seconds that are left of this node's lease in etcd; 0: it has none",
+        _table("coordination", lambda told: told["lease_remaining_s"]),
+    ),
     # sites
     Family(
         "lrq_site_connected", "gauge", "1 if the site is connected, by this primary",
