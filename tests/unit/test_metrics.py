@@ -60,6 +60,8 @@ def in_process(body: Callable[[Process], None], *, runs: bool = True) -> None:
                 incarnation._log.watch.appended(number, 1000 - RECORD_BYTES)
             node._leader._stage = Stage.SERVING
         body(process)
+        if process.incarnation:
+            await process.incarnation.definitions.close()
 
     asyncio.run(go())
 
