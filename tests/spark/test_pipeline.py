@@ -156,7 +156,6 @@ def test_a_reader_sees_whole_transactions_only(spark: SparkSession, tmp_path: Pa
     assert len(seen) > 1
 
 
-@pytest.mark.quick
 def test_only_touched_buckets_are_rewritten(spark: SparkSession, tmp_path: Path) -> None:
     table = Table("t", {"k": "string", "v": "int"}, ("k",), 16)
     writer = TableWriter(tmp_path, [table], NO_SNAPSHOT)

@@ -182,13 +182,14 @@ def test_available_now_has_an_end(receive_queue: Make, steps: Callable[..., Step
 
 
 @pytest.mark.quick
-def test_what_is_refused_before_anything_is_read(
-    spark: SparkSession, nodes: str, receive_queue: Make, steps: Callable[..., Steps], tmp_path: Path
-) -> None:
+def test_what_is_refused_before_anything_is_read(steps: Callable[..., Steps]) -> None:
     with pytest.raises(MissingQueue, match="LRQ_Recv_a_nowhere does not exist"):
         steps(subscribe="LRQ_Recv_a_nowhere").take_batch()
     with pytest.raises(OptionError, match="endingOffsets is for batch reads"):
         steps(subscribe="LRQ_Recv_a_nowhere", endingOffsets='{"LRQ_Recv_a_nowhere": 3}')
+
+
+def test_a_query_that_is_refused_says_why(spark: SparkSession, nodes: str, receive_queue: Make, tmp_path: Path) -> None:
     queue = receive_queue()
     frame = spark.readStream.format("lrq").options(nodes=nodes, subscribe=queue.name, endingOffsets=json.dumps({queue.name: 3})).load()
     query = frame.writeStream.format("noop").option("checkpointLocation", str(tmp_path)).start()

@@ -110,7 +110,6 @@ def restart(lab: Lab, target: str) -> None:
     lab.start(target)
 
 
-@pytest.mark.quick
 def test_switchovers_while_a_query_runs(sites: Lab) -> None:
     follow(sites, [lambda: switch_over(sites)] * 2)
 

@@ -13,15 +13,17 @@ from tiers import Shard, measure_units, shard_of
 ROOT = TESTS.parent
 #: Files whose tests all take half a minute or more, and the quick tests that guard the same promises.
 SLOW = {
-    "test_away.py": "test_queue_kinds.py, test_operator.py",
-    "test_catching_up.py": "test_joining.py",
-    "test_four_nodes.py": "test_three_nodes.py",
-    "test_growing.py": "test_joining.py, test_three_nodes.py",
-    "test_joining_three.py": "test_joining.py",
-    "test_memory.py": "test_limits.py",
-    "test_partition_of_three.py": "test_partition.py",
-    "test_three_faults.py": "test_three_nodes.py, test_faults.py",
-    "test_unseen_messages.py": "test_purges.py, test_census.py",
+    "integration/test_away.py": "test_queue_kinds.py, test_operator.py",
+    "integration/test_catching_up.py": "test_joining.py",
+    "integration/test_four_nodes.py": "test_three_nodes.py",
+    "integration/test_growing.py": "test_joining.py, test_three_nodes.py",
+    "integration/test_joining_three.py": "test_joining.py",
+    "integration/test_memory.py": "test_limits.py",
+    "integration/test_partition_of_three.py": "test_partition.py",
+    "integration/test_three_faults.py": "test_three_nodes.py, test_faults.py",
+    "integration/test_unseen_messages.py": "test_purges.py, test_census.py",
+    "spark/test_pipeline.py": "test_pipeline_job.py, test_pipeline_progress.py, test_pipeline_files.py",
+    "spark/test_stream_doors.py": "test_stream.py, test_silent_nodes.py",
 }
 
 
@@ -57,7 +59,7 @@ def test_shards_together_are_the_suite() -> None:
 def test_every_file_of_real_broker_tests_is_in_the_quick_tier() -> None:
     quick = {test.partition("::")[0] for test in collected("--quick", "tests/integration", "tests/spark")}
     files = {path.relative_to(ROOT).as_posix() for folder in ("integration", "spark") for path in (TESTS / folder).glob("test_*.py")}
-    assert files - quick == {f"tests/integration/{name}" for name in SLOW}
+    assert files - quick == {f"tests/{name}" for name in SLOW}
 
 
 def test_durations_are_read_from_reports(tmp_path: Path) -> None:
