@@ -153,7 +153,8 @@ class Etcd:
             except TimeoutError:
                 problems.append(f"{endpoint} has not answered within {self._timeout_s:g} s")
             except (aiohttp.ClientError, OSError, ValueError) as error:
-                problems.append(f"{endpoint}: {error}")
+                reason = error.os_error.strerror if isinstance(error, aiohttp.ClientConnectorError) else error
+                problems.append(f"{endpoint}: {reason}")
             except _Unavailable as error:
                 problems.append(f"{endpoint}: {error.what}")
             self._endpoints.append(self._endpoints.pop(0))
