@@ -1,4 +1,4 @@
-"""Prometheus and its promtool (scripts/prometheus), which check metrics and alerts as their users' do."""
+"""Prometheus and its promtool (scripts/tool), which check metrics and alerts as their users' do."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def find_program(name: str) -> str:
     kept = Path(os.environ.get("LRQ_TOOLS_DIR") or cache / "lrq-ha" / "tools") / name
     program = shutil.which(name) or (str(kept) if kept.exists() else None)
     if program is None:
-        pytest.skip(f"METRICS AND ALERTS ARE NOT CHECKED: there is no {name} on this machine; run scripts/prometheus")
+        pytest.skip(f"METRICS AND ALERTS ARE NOT CHECKED: there is no {name} on this machine; run scripts/tool prometheus")
     return program
 
 

@@ -1,7 +1,7 @@
 """A pair that etcd coordinates: real faults under load, and no operator. A backup takes over by itself, once, with all that was confirmed; what is
 no fault of a node's makes nobody take over (G1, G2, G3, G5, E1-E9).
 
-Rules: the tests of one RabbitMQ version share a lab, and each leaves it whole. An etcd is needed (scripts/etcd).
+Rules: the tests of one RabbitMQ version share a lab, and each leaves it whole. An etcd is needed (scripts/tool etcd).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ TAKES_OVER_S = 30.0
 @pytest.fixture(scope="module")
 def lab(broker_version: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     if etcd.find() is None:
-        pytest.skip("etcd is not on this machine: scripts/etcd")
+        pytest.skip("etcd is not on this machine: scripts/tool etcd")
     directory = tmp_path_factory.mktemp("coordinated") / "lab"
     with Lab({"east": 2}, directory, broker_version, coordination={"lease_ttl_s": TTL_S}) as found:
         yield found
@@ -271,7 +271,7 @@ def test_ten_failovers_in_a_row(lab: Lab, tmp_path: Path) -> None:
 def test_three_nodes(new_lab: Callable[..., Lab], broker_version: str) -> None:
     """Each primary in turn is killed, and one of the two others takes over; a handover reaches the node that was named, and no other."""
     if etcd.find() is None:
-        pytest.skip("etcd is not on this machine: scripts/etcd")
+        pytest.skip("etcd is not on this machine: scripts/tool etcd")
     with new_lab({"east": 3}, broker=broker_version, coordination={"lease_ttl_s": TTL_S}) as lab:
         primary = all_in_sync(lab)[0]
         queue = "coordinated-three"
