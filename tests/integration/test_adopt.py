@@ -139,7 +139,6 @@ def only(queue: str, arguments: Mapping[str, object], tmp_path: Path) -> Path:
     return file
 
 
-@pytest.mark.quick(only="classic")
 @pytest.mark.parametrize("arguments", [{"x-max-priority": 10}, {"x-queue-type": "quorum"}], ids=["classic", "quorum"])
 def test_old_messages_that_new_copies_overtake(pair: Lab, tmp_path: Path, arguments: dict[str, object]) -> None:
     """Of high priority, copies come before what is old and of low priority: it stopped there, and said that nothing was left."""

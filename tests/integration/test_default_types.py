@@ -35,7 +35,7 @@ def create(lab: Lab, node: str, vhost: str, default: str) -> None:
         lab.ctl(node, "set_permissions", "-p", vhost, user, ".*", ".*", ".*")
 
 
-@pytest.mark.quick("3.10", "4.3", only="quorum")
+@pytest.mark.quick("3.10", only="quorum")
 @pytest.mark.parametrize("default", ["quorum", "stream"])
 def test_the_type_is_the_brokers_default(pair: Lab, default: str) -> None:
     primary, backup = in_sync(pair)

@@ -261,6 +261,7 @@ def test_a_declaration_on_a_channel_that_the_broker_closes_meanwhile_holds_up_no
         client.open_channel()
 
 
+@pytest.mark.full
 def test_a_transaction_on_a_channel_that_the_broker_closes_meanwhile(rig: Rig) -> None:
     with RawClient(rig.url) as client:
         client.open_channel()

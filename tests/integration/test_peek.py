@@ -94,7 +94,7 @@ def size(lab: Lab, node: str) -> tuple[int, int]:
     return method.message_count, method.consumer_count
 
 
-@pytest.mark.quick("3.10", "4.3")
+@pytest.mark.quick
 def test_each_queue_is_shown_and_stays_as_it_is(lab: Lab) -> None:
     here, primary = ("--dir", str(lab.directory)), primary_of(lab, "west")
     eventually("the broker's count", lambda: size(lab, "w1")[0] > 0)

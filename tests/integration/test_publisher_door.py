@@ -267,7 +267,7 @@ def test_the_numbers_of_refused_messages_are_used_again(lab: Lab, api: Make, nam
     lab.wait_role(old, "ready")
 
 
-@pytest.mark.quick
+@pytest.mark.quick(only=r"\[sync-")
 def test_failover_loses_and_repeats_nothing_and_tells_two_of_one_name(lab: Lab, api: Make, name: str) -> None:
     twins, mover = f"{name}-twin", f"{name}-mover"
     declare(lab, twins)

@@ -148,7 +148,7 @@ def normal(receiver: Receiver) -> None:
     eventually("the receiver in step", lambda: "east" in receiver.status() and receiver.status()["east"].consistent, 30, seen=receiver.status)
 
 
-@pytest.mark.quick("3.10", "4.3")
+@pytest.mark.quick
 def test_a_table_follows_its_source_and_goes_on_where_it_stopped(lab: Lab, source: Source, tmp_path: Path) -> None:
     path = database(tmp_path)
     source.change_many(0, 20)

@@ -88,7 +88,6 @@ def kind_of(batch: pb.Batch) -> str | None:
 
 
 @pytest.mark.proves("queue: classic and quorum")
-@pytest.mark.quick
 def test_a_restart_reads_from_the_last_checkpoint(new_lab: Callable[..., Lab], broker_version: str) -> None:
     lab = up(new_lab, broker_version, f"checkpoint_entries = {EVERY}", sinks=1)
     queue = "restarts"

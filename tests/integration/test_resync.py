@@ -71,7 +71,7 @@ def whole_again(lab: Lab, client_name: str, before: dict[str, Any]) -> None:
     eventually("another whole snapshot", done, 30, seen=lambda: receiving_status(lab, client_name))
 
 
-@pytest.mark.quick("3.10", "4.3")
+@pytest.mark.quick
 def test_a_full_sync_is_demanded_at_the_source_at_the_sink_and_by_a_receiver(lab: Lab, source: Source, tmp_path: Path) -> None:
     path, client = database(tmp_path), source.client_name
     with receiving(lab, source, listener(path)) as receiver:

@@ -132,7 +132,7 @@ def arrived(application: Application, far_end: FarEnd) -> None:
     assert far_end.payloads == application.committed
 
 
-@pytest.mark.quick("3.10", "4.3")
+@pytest.mark.quick
 def test_what_is_committed_arrives_once_in_order(lab: Lab, application: Application, tmp_path: Path) -> None:
     """The relay is stopped and started meanwhile, and starts before and after the application."""
     application.order(20)

@@ -263,7 +263,6 @@ def test_of_two_orders_at_once_one_is_refused(pair: Lab) -> None:
     in_sync(pair)
 
 
-@pytest.mark.quick
 def test_what_is_not_replicated_is_said_to_stay_behind(pair: Lab) -> None:
     primary, backup = in_sync(pair)
     queues = {level: f"stays-{level}-{time.time_ns()}" for level in ("configuration", "none", "all")}

@@ -46,7 +46,6 @@ def create(lab: Lab, name: str, vhost: str) -> None:
         lab.ctl(name, "set_permissions", "-p", vhost, user, ".*", ".*", ".*")
 
 
-@pytest.mark.quick
 def test_an_exchange_of_a_plugin_that_the_backup_lacks(lab: Lab) -> None:
     """RabbitMQ 3.10 closes the connection over its declaration, not the channel; the backup goes on all the same, and says what to do."""
     primary, backup = in_sync(lab)

@@ -66,7 +66,6 @@ def table(spark: SparkSession, path: Path, name: str = "t") -> dict[str, int]:
     return {row.k: row.v for row in tables_at(spark, path)[name].collect()}
 
 
-@pytest.mark.quick
 def test_runs_that_follow_each_other(spark: SparkSession, nodes: str, receive_queue: Make, tmp_path: Path) -> None:
     queue, path = receive_queue(), tmp_path / "tables"
     begin(queue, a=1, b=2)
