@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import subprocess
 import urllib.request
 from pathlib import Path
@@ -13,6 +11,7 @@ from typing import Any, Self
 import pytest
 
 from lrq_ha.lab.ports import free_ports
+from lrq_ha.lab.tools import find_tool
 
 TIMEOUT_S = 120.0
 _OPEN = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
@@ -20,12 +19,10 @@ _OPEN = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
 
 def find_program(name: str) -> str:
     """The path of one of the two programs. Skips the test where it is missing."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    kept = Path(os.environ.get("LRQ_TOOLS_DIR") or cache / "lrq-ha" / "tools") / name
-    program = shutil.which(name) or (str(kept) if kept.exists() else None)
+    program = find_tool(name)
     if program is None:
         pytest.skip(f"METRICS AND ALERTS ARE NOT CHECKED: there is no {name} on this machine; run scripts/tool prometheus")
-    return program
+    return str(program)
 
 
 def run_promtool(*arguments: str | Path, given: bytes = b"") -> tuple[int, str]:

@@ -25,6 +25,7 @@ from test_three_nodes import all_in_sync, equal
 from traffic import Load, Traffic
 
 from lrq_ha.lab import Lab, etcd
+from lrq_ha.lab.tools import find_tool
 
 pytestmark = [pytest.mark.broker, pytest.mark.proves("G1", "G2", "G3", "G5", "coordination")]
 
@@ -36,7 +37,7 @@ TAKES_OVER_S = 30.0
 
 @pytest.fixture(scope="module")
 def lab(broker_version: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    if etcd.find() is None:
+    if find_tool(etcd.KEY) is None:
         pytest.skip("etcd is not on this machine: scripts/tool etcd")
     directory = tmp_path_factory.mktemp("coordinated") / "lab"
     with Lab({"east": 2}, directory, broker_version, coordination={"lease_ttl_s": TTL_S}) as found:
@@ -270,7 +271,7 @@ def test_ten_failovers_in_a_row(lab: Lab, tmp_path: Path) -> None:
 @pytest.mark.one_version("4.3")
 def test_three_nodes(new_lab: Callable[..., Lab], broker_version: str) -> None:
     """Each primary in turn is killed, and one of the two others takes over; a handover reaches the node that was named, and no other."""
-    if etcd.find() is None:
+    if find_tool(etcd.KEY) is None:
         pytest.skip("etcd is not on this machine: scripts/tool etcd")
     with new_lab({"east": 3}, broker=broker_version, coordination={"lease_ttl_s": TTL_S}) as lab:
         primary = all_in_sync(lab)[0]
