@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
-import urllib.error
 from collections.abc import Sequence
 from typing import Any
 
 from lrq_ha.errors import LrqError
 
-from .list_nodes import COMMAND_TIMEOUT_S, Target, add_command, find_targets, named, refused, tell
+from .list_nodes import Target, add_command, fetch, find_targets, named, tell
 from .text import one_line
 
 SHOWN_MAX = 5
@@ -45,7 +43,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def _diff(args: argparse.Namespace) -> int:
-    found = _get(named(args.node, find_targets(args)), "definitions/diff")
+    found = fetch(named(args.node, find_targets(args)), "definitions/diff")
     for row in found:
         print(one_line(f"{row['object']} {row['how']}"))
     if not found:
@@ -58,28 +56,16 @@ def _take(args: argparse.Namespace) -> int:
     return 0
 
 
-def _get(target: Target, path: str) -> Any:
-    """A node's answer. Raises LrqError if it has none."""
-    url = f"{target.http}/{path}"
-    try:
-        with target.access.open(url, timeout=COMMAND_TIMEOUT_S, authorized=True) as answer:
-            return json.load(answer)
-    except urllib.error.HTTPError as refusal:
-        raise refused(target, refusal) from refusal
-    except (OSError, ValueError) as error:
-        raise LrqError(f"{target.name} does not answer (GET {url})", todo="Is its sidecar running?", retriable=True) from error
-
-
 def compare_logins(primary: Target, backups: Sequence[Target]) -> str:
     """Text: the users and vhosts in which the brokers of these nodes differ, or why that is not known."""
     texts = []
     try:
-        here = _get(primary, "definitions")
+        here = fetch(primary, "definitions")
     except LrqError as error:
         return f"users and vhosts were not compared: {error}"
     for backup in backups:
         try:
-            there = _get(backup, "definitions")
+            there = fetch(backup, "definitions")
         except LrqError as error:
             texts.append(f"users and vhosts of {backup.name} were not compared: {error}")
             continue

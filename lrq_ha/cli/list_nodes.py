@@ -245,6 +245,23 @@ def tell(target: Target, command: str, body: dict[str, Any], longer_s: float = 0
         raise LrqError(f"{target.name} does not answer (POST {url}: {why})", todo="Is its sidecar running?", retriable=True) from error
 
 
+def fetch(target: Target, path: str) -> Any:
+    """A node's answer to GET, with its token.
+
+    Raises:
+        LrqError: The node refuses, with its reason, or does not answer in time.
+    """
+    url = f"{target.http}/{path}"
+    try:
+        with target.access.open(url, timeout=COMMAND_TIMEOUT_S, authorized=True) as answer:
+            return json.load(answer)
+    except urllib.error.HTTPError as refusal:
+        raise refused(target, refusal) from refusal
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        why = _reason(error, COMMAND_TIMEOUT_S)
+        raise LrqError(f"{target.name} does not answer (GET {url}: {why})", todo="Is its sidecar running?", retriable=True) from error
+
+
 def refused(target: Target, refusal: urllib.error.HTTPError) -> LrqError:
     """A node's error answer, in its own words."""
     with refusal:
