@@ -24,8 +24,6 @@ ROWS_MAX = 10_000  # per Arrow batch
 PAYLOAD_BYTES_MAX = 16 << 20  # per Arrow batch, give or take one payload
 
 _TYPE_NAMES = {value.number: value.name for value in pb.ReplicationType.DESCRIPTOR.values}
-
-
 #: Of each column, its type in Spark and in Arrow.
 _KINDS: dict[str, tuple[DataType, pa.DataType]] = {
     "queue": (StringType(), pa.string()),
@@ -73,44 +71,45 @@ class Rows:
     def _clear(self) -> None:
         self._origins: list[tuple[str, str, int]] = []  # source, client_name, rows
         self._transactions: list[pb.ReceivedTransaction] = []
-        self._restarts: list[int] = []  # their places among the transactions
+        self._restarts: set[int] = set()  # their places among the transactions
         self._counts: list[int] = []  # rows per transaction
         self._bytes = self.count = 0
 
     def add(self, batch: pb.ReceivedBatch, taken: Taken) -> Iterator[pa.RecordBatch]:
-        """Adds the transactions that were taken of `batch`. Returns the batches that are full."""
-        if taken.restart:
-            self._restarts.append(len(self._transactions))
+        """Adds the transactions that were taken of `batch`. Returns the batches that were full without it."""
         transactions = list(taken.transactions)
         counts = [len(transaction.payloads) or 1 for transaction in transactions]
-        rows = sum(counts)
+        rows, size = sum(counts), batch.ByteSize()
+        if self.count + rows > ROWS_MAX or self._bytes + size > PAYLOAD_BYTES_MAX:
+            yield from self.flush()
+        if taken.restart:
+            self._restarts.add(len(self._transactions))
         self._transactions += transactions
         self._counts += counts
         self._origins.append((batch.source, batch.client_name, rows))
-        self._bytes += batch.ByteSize()
+        self._bytes += size
         self.count += rows
-        return self.flush() if self.count >= ROWS_MAX or self._bytes >= PAYLOAD_BYTES_MAX else iter(())
 
     def flush(self) -> Iterator[pa.RecordBatch]:
         """What waits, in batches of bounded size."""
         if not self.count:
             return
         whole = pa.RecordBatch.from_arrays([_BUILD[field.name](self).cast(field.type) for field in self._schema], schema=self._schema)
-        bounds = self._bounds(whole["payload"] if "payload" in self._schema.names else self._payload())
+        bounds = self._bounds()
         self._clear()
         yield from (whole.slice(start, end - start) for start, end in pairwise(bounds))
 
-    def _bounds(self, payloads: pa.Array) -> list[int]:
-        """The rows at which batches begin, and the number of rows."""
+    def _bounds(self) -> list[int]:
+        """The rows at which batches begin, and the number of rows. Only one message that is larger than a batch is cut."""
         if self.count <= ROWS_MAX and self._bytes <= PAYLOAD_BYTES_MAX:
             return [0, self.count]
         bounds, rows, size = [0], 0, 0
-        for number, payload_bytes in enumerate(pc.fill_null(pc.binary_length(payloads), 0).to_pylist()):
+        for number, payload in enumerate(payload for one in self._transactions for payload in one.payloads or (b"",)):
             if rows >= ROWS_MAX or size >= PAYLOAD_BYTES_MAX:
                 bounds.append(number)
                 rows = size = 0
             rows += 1
-            size += payload_bytes
+            size += len(payload)
         return [*bounds, self.count]
 
     def _payload(self) -> pa.Array:
@@ -150,18 +149,10 @@ class Rows:
 
     def _timestamp(self) -> pa.Array:
         times = [transaction.timestamp_us for transaction in self._transactions]
-        if min(times) <= 0 or max(times) > TIMESTAMP_US_MAX:
-            return self._repeated(pa.array([time if 0 < time <= TIMESTAMP_US_MAX else None for time in times], pa.int64()))
-        return self._repeated(pa.array(times, pa.int64()))
+        return self._repeated(pa.array([time if 0 < time <= TIMESTAMP_US_MAX else None for time in times], pa.int64()))
 
     def _restart(self) -> pa.Array:
-        places = set(self._restarts)
-        return self._repeated(pa.array([number in places for number in range(len(self._transactions))], pa.bool_()))
-
-    def _position(self, part: str) -> pa.Array:
-        if part == "epoch":
-            return self._repeated(pa.array([transaction.position.epoch for transaction in self._transactions], pa.int64()))
-        return self._repeated(pa.array([transaction.position.sequence for transaction in self._transactions], pa.int64()))
+        return self._repeated(pa.array([number in self._restarts for number in range(len(self._transactions))], pa.bool_()))
 
 
 _BUILD: dict[str, Callable[[Rows], pa.Array]] = {
@@ -169,8 +160,8 @@ _BUILD: dict[str, Callable[[Rows], pa.Array]] = {
     "source": lambda rows: rows._origin(0),
     "client_name": lambda rows: rows._origin(1),
     "type": Rows._type,
-    "epoch": lambda rows: rows._position("epoch"),
-    "sequence": lambda rows: rows._position("sequence"),
+    "epoch": lambda rows: rows._repeated(pa.array([one.position.epoch for one in rows._transactions], pa.int64())),
+    "sequence": lambda rows: rows._repeated(pa.array([one.position.sequence for one in rows._transactions], pa.int64())),
     "transaction": lambda rows: rows._repeated(rows._named()),
     "index": Rows._index,
     "replication_id": Rows._replication_id,

@@ -19,7 +19,7 @@ from lrq_ha.spark.errors import DataLoss, OffsetError
 from lrq_ha.spark.options import EARLIEST, LATEST, Bound
 from lrq_ha.spark.ranges import Extent, Range, extent
 from lrq_ha.streams.errors import StreamSilent
-from lrq_ha.streams.message import Hint, Message, Stream, find, locate
+from lrq_ha.streams.message import Hint, Message, Stream, find, locate_first
 
 Offset = Mapping[str, Position]
 
@@ -66,14 +66,12 @@ def resolve_start(stream: Stream, queue: str, bound: Bound, *, strict: bool) -> 
         return max(head.last, tail.last)
     if bound == EARLIEST:
         return position_before(head)
-    found = extent(stream, queue, bound, None, strict=strict)
-    assert found is not None  # the queue is not empty
-    start = found.whole.start
-    message = head if head.last.sequence >= bound else stream.at(queue, start.offset + 1) if start.offset < tail.offset else tail
+    extent(stream, queue, bound, None, strict=strict)  # refuses a bound that the queue does not hold
+    message = locate_first(stream, queue, head, tail, lambda last: last.sequence < bound)
     following = (position_of(one.position) for one in message.batch.transactions)
     first = next((position for position in following if position.sequence >= bound), None)
     if first is None:
-        return max(message.last, start.last)
+        return message.last
     return position_before(head) if first == head.first else Position(first.epoch, bound - 1)
 
 
@@ -104,8 +102,8 @@ def extent_between(stream: Stream, queue: str, after: Position, through: Positio
             f"Queue {queue} does not hold what follows {after}, the position that was given last: it begins at {found.first}. "
             "To go on there, with a hole: start the query once with failOnDataLoss = false",
         )
-    end = tail if tail.last <= through else locate(stream, queue, found, tail, lambda last: last < through)
-    return Extent(Range(queue, after, through, Hint(found.offset, found.last), None), max(end.offset, found.offset))
+    end = tail if tail.last <= through else locate_first(stream, queue, found, tail, lambda last: last < through)
+    return Extent(Range(queue, after, through, Hint(found.offset, found.last), None), Hint(end.offset, end.last))
 
 
 def _find(stream: Stream, queue: str, after: Position, place: Hint | None, tail: Message | None) -> Message | None:

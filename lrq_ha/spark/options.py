@@ -109,12 +109,12 @@ class ReadOptions:
 def parse_options(given: Mapping[str, str]) -> ReadOptions:
     """Checks the user's options. Raises OptionError."""
     values = {key.lower(): value for key, value in given.items()}
-    spelled = {name.lower(): name for name in ALLOWED}
+    known, others = ({name.lower(): name for name in names} for names in (ALLOWED, COUNTERPARTS))
     for key in values:
-        if ours := {name.lower(): name for name in COUNTERPARTS}.get(key):
-            name = COUNTERPARTS[ours]
-            raise OptionError(f"Unknown option {ours} of format lrq", todo=f"The option for it is {name}: {ALLOWED[name]}")
-        if key not in spelled:
+        if key in others:
+            name = COUNTERPARTS[others[key]]
+            raise OptionError(f"Unknown option {others[key]} of format lrq", todo=f"The option for it is {name}: {ALLOWED[name]}")
+        if key not in known:
             raise OptionError(f"Unknown option {key!r} of format lrq", todo=f"Allowed: {', '.join(ALLOWED)}")
 
     def text(name: str) -> str | None:

@@ -68,7 +68,7 @@ def bound_of(bounds: Bounds, queue: str, option: str) -> Bound:
 def _sequence(bounds: Bounds, queue: str, option: str, unbounded: int) -> int | None:
     """The sequence in a bound of a batch read; None if there is no bound."""
     bound = bound_of(bounds, queue, option)
-    if not isinstance(bound, int) or bound not in (unbounded, max(bound, 0)):
+    if not isinstance(bound, int) or (bound < 0 and bound != unbounded):
         raise OptionError(f"{option} of a batch read is {bounds!r}: latest and positions are for streaming", todo=f"Allowed: {ALLOWED[option]}")
     return None if bound == unbounded else bound
 

@@ -25,7 +25,7 @@ from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.replication.positions import Position
 from lrq_ha.routing.chain import START, position_of
 from lrq_ha.spark.errors import DataLoss, OptionError
-from lrq_ha.streams.message import Hint, Message, Stream, find, locate
+from lrq_ha.streams.message import Hint, Message, Stream, find, locate, locate_first
 
 SEQUENCE_MAX = 2**63 - 1
 
@@ -135,15 +135,15 @@ class Selection:
 
 @dataclass(frozen=True)
 class Extent:
-    """The part of a queue to read, before it is cut: as Range, with the offset of the last message."""
+    """The part of a queue to read, before it is cut: as Range, with the message in which it ends."""
 
     whole: Range
-    last_offset: int
+    end: Hint
 
     @property
     def messages(self) -> int:
         """Approximate number of messages."""
-        return max(self.last_offset - self.whole.start.offset + 1, 1)
+        return max(self.end.offset - self.whole.start.offset + 1, 1)
 
 
 def begin(stream: Stream, part: Range) -> tuple[Message | None, bool]:
@@ -203,23 +203,17 @@ def extent(stream: Stream, queue: str, starting: int | None, ending: int | None,
         after = start.last if start is not head or head.last.sequence < wanted else head.previous
     if ending is None:
         return Extent(
-            Range(queue, after, max(after, through), Hint(start.offset, start.last), open_until, starting or 0), tail.offset
+            Range(queue, after, max(after, through), Hint(start.offset, start.last), open_until, starting or 0), Hint(tail.offset, tail.last)
         )
     if ending > received + 1:
         raise OptionError(
             f"Queue {queue} has been received up to sequence {received}: endingOffsets {ending} is after that",
             todo="Wait until it has been received, or use latest",
         )
-    end = tail
-    if head.last.sequence >= ending - 1:
-        end = head
-    elif tail.last.sequence >= ending - 1:
-        below = locate(stream, queue, head, tail, lambda last: last.sequence < ending - 1)
-        end = stream.at(queue, below.offset + 1)
+    end = locate_first(stream, queue, head, tail, lambda last: last.sequence < ending - 1)
     through = max(after, end.last)
     return Extent(
-        Range(queue, after, through, Hint(start.offset, start.last), None, starting or 0, ending - 1),
-        max(end.offset, start.offset),
+        Range(queue, after, through, Hint(start.offset, start.last), None, starting or 0, ending - 1), Hint(end.offset, end.last)
     )
 
 

@@ -58,7 +58,7 @@ class LrqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._discover_at = 0.0
         self._target: dict[str, Position] | None = None  # of Trigger.AvailableNow
         self._newest: dict[str, Position] = {}  # the last looks at the queues
-        self._places: dict[str, tuple[str, Hint]] = {}  # the node on which a queue was planned last, and the last message there
+        self._places: dict[str, tuple[str, Hint]] = {}  # the node on which a queue was planned last, and the message in which that ended
 
     def initialOffset(self) -> dict[str, dict[str, int]]:
         """The empty offset: batch 0 fixes the positions at which queues begin."""
@@ -198,9 +198,8 @@ class LrqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     ) -> list[InputPartition]:
         extents = [self._extent(node, queue, after[queue], through[queue]) for queue in queues]
         for one in extents:
-            last = node.at(one.whole.queue, one.last_offset)
-            if last.last == one.whole.through:
-                self._places[one.whole.queue] = node.address, Hint(last.offset, last.last)
+            if one.end.last == one.whole.through:
+                self._places[one.whole.queue] = node.address, one.end
         return [InputPartition(part) for part in split(node, extents, self._options.min_partitions)]
 
     def _with_node(self, then: str, call: Callable[[NodeConnection], T], given: Mapping[str, Position] | None = None) -> T:

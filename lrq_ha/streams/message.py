@@ -106,3 +106,12 @@ def locate(stream: Offsets[L], queue: str, low: L, high: L, before: Callable[[Po
         else:
             high = middle
     return low
+
+
+def locate_first(stream: Offsets[L], queue: str, low: L, high: L, before: Callable[[Position], bool]) -> L:
+    """The message behind the one that `locate` finds: its last position does not satisfy `before`; `high` if there is none."""
+    if not before(low.last):
+        return low
+    if before(high.last):
+        return high
+    return stream.at(queue, locate(stream, queue, low, high, before).offset + 1)
