@@ -62,15 +62,16 @@ class TlsFiles:
         return True
 
     def _signature(self) -> list[tuple[int, int, int] | None]:
-        found: list[tuple[int, int, int] | None] = []
-        for file in self._files:
-            try:
-                stat = file.stat()
-            except OSError:
-                found.append(None)
-            else:
-                found.append((stat.st_mtime_ns, stat.st_size, stat.st_ino))
-        return found
+        return [read_stamp(file) for file in self._files]
+
+
+def read_stamp(file: Path) -> tuple[int, int, int] | None:
+    """Time, size and inode of a file, one of which changes when it is written or replaced; None: it is not there."""
+    try:
+        found = file.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino
 
 
 def server_files(certificate: str, key: str, ca: str, verify: Verify, minimum: Version) -> TlsFiles:

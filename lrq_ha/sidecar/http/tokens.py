@@ -15,6 +15,7 @@ import logging
 import re
 from pathlib import Path
 
+from broker_plugin.amqp.tls import read_stamp
 from lrq_ha.errors import LrqError
 
 log = logging.getLogger("lrq_ha.http")
@@ -51,7 +52,7 @@ class TokenFile:
 
     def __init__(self, file: Path) -> None:
         self._file = file
-        self._seen = self._signature()
+        self._seen = read_stamp(file)
         self._tokens = read_tokens(file)
 
     def accepts(self, authorization: str) -> bool:
@@ -63,7 +64,7 @@ class TokenFile:
         return any(hmac.compare_digest(given, token.encode()) for token in self._tokens)
 
     def _refresh(self) -> None:
-        seen = self._signature()
+        seen = read_stamp(self._file)
         if seen == self._seen:
             return
         self._seen = seen
@@ -73,10 +74,3 @@ class TokenFile:
             log.error("the tokens stay as they were: %s", error)
         else:
             log.info("%s was read again", self._file)
-
-    def _signature(self) -> tuple[int, int, int] | None:
-        try:
-            found = self._file.stat()
-        except OSError:
-            return None
-        return found.st_mtime_ns, found.st_size, found.st_ino

@@ -17,10 +17,10 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from lrq_ha.replication.positions import Position
+from lrq_ha.routing.chain import START
 from lrq_ha.spark.pipeline.manifest import DataFile, OpenSnapshot, Place, QueueState
 
 REQUESTS_MAX = 100
-START = Position(0, 0)
 
 
 @dataclass(frozen=True)
