@@ -225,7 +225,8 @@ def _fall(stream: Stream, queue: str, head: Message, tail: Message, starting: in
     while last.last.epoch < tail.last.epoch and last.offset < tail.offset:
         last = locate(stream, queue, last, tail, partial(_is_within, last.last.epoch))
         after = stream.at(queue, last.offset + 1)
-        if after.previous == START and after.first.sequence < starting <= last.last.sequence + 1:
+        forks = after.previous == START and after.first.epoch > last.last.epoch  # else a sink repeats its beginning
+        if forks and after.first.sequence < starting <= last.last.sequence + 1:
             return last.last, after.first
         last = after
     return None

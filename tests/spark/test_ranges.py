@@ -61,6 +61,15 @@ def test_a_start_that_can_be_of_one_log_only(starting: int, first: int) -> None:
     assert starting >= 51 or given.count(60) == 2
 
 
+def test_a_sink_that_repeats_its_beginning_up_to_a_later_epoch_is_no_second_log() -> None:
+    """The source was promoted in order after 5. Its sink then repeats all that it had, and goes on, in one message."""
+    made = [*(transaction(n) for n in range(1, 6)), transaction(6, epoch=514)]
+    befores = [pb.Position(), *(one.position for one in made[:4])]
+    batches = [pb.ReceivedBatch(previous=before, transactions=[one]) for before, one in zip(befores, made)]
+    source = Recorded([Message(offset, batch) for offset, batch in enumerate([*batches, pb.ReceivedBatch(transactions=made)])])
+    assert read_all(source, plan(source, 1, 2)) == [2, 3, 4, 5, 6]
+
+
 @given(st.integers(0, 2**32), st.integers(1, 60), st.integers(0, 3))
 def test_a_sink_in_the_middle_of_repeating_hides_nothing_from_a_whole_read(seed: int, count: int, rewinds: int) -> None:
     rng = random.Random(seed)
