@@ -23,7 +23,7 @@ from lrq_ha.lab import Lab, LabError
 pytestmark = pytest.mark.proves("broker-lacks")
 
 OVER = "this incarnation is over"
-FLAP_S = 2.5  # so long confirms waited for a backup that ended one incarnation after the other; a busy machine needs far less
+LATE_S = 1.0  # no confirm may be later; they waited 2.5 s for a backup that ended one incarnation after the other
 LOAD_S = 6.0
 APP, SIDECAR = "app", "lrq"
 
@@ -124,7 +124,7 @@ def test_nothing_waits_for_it_and_nothing_is_missing(lab: Lab, take_away: Callab
     assert ends(node.log) - before <= 1, "one message may be refused before anybody knows"
     assert (status["role"], status["in_set"]) == ("ready", True)
     assert "rabbitmqctl" in told(lab, primary)["reason"], "the primary repeats it"
-    assert client.worst_s < FLAP_S, f"a confirm took {client.worst_s:.1f} s"
+    assert client.worst_s < LATE_S, f"a confirm took {client.worst_s:.1f} s"
     code, said = command("switchover", backup, "--dry-run", lab=lab)
     assert (code, "are not whole" in said) == (1, True), said
     paste(lab, backup, status["lacks"])
