@@ -340,3 +340,8 @@ def test_an_ascending_producer_over_a_failover(lab: Lab, name: str) -> None:
     assert drain(lab, name, len(sent)) == [f"{name}-up/{n}" for n in sent]
     lab.start(old)
     lab.wait_role(old, "ready")
+
+
+def test_another_kind_of_numbers_is_refused(lab: Lab, name: str) -> None:
+    with pytest.raises(AssertionError, match="lrq_ids is not 'ascending'"):
+        RawClient(lab.nodes[primary_of(lab)].door, properties={"lrq_producer": name, "lrq_ids": "descending"})
