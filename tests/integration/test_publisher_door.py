@@ -334,9 +334,8 @@ def test_an_ascending_producer_over_a_failover(lab: Lab, name: str) -> None:
         for confirm in send(producer, again):
             confirm.result(PATIENCE_S)
         sent += [n for n in again[3:] if n not in sent]
-    with Publisher(doors(lab), name) as p:
-        with pytest.raises(FencedError):
-            send(open_up(p, 4), [number(4, 1)])[0].result(PATIENCE_S)
+    with Publisher(doors(lab), name) as p, pytest.raises(FencedError):
+        send(open_up(p, 4), [number(4, 1)])[0].result(PATIENCE_S)
     assert drain(lab, name, len(sent)) == [f"{name}-up/{n}" for n in sent]
     lab.start(old)
     lab.wait_role(old, "ready")
