@@ -9,7 +9,7 @@ from collections.abc import Callable
 from lrq_ha.errors import LrqError
 from lrq_ha.lab import brokers
 
-from . import consuming, failover, joining, latency, matrix, outstanding, receiving, rivals, scale, takeover, throughput
+from . import consuming, failover, joining, latency, matrix, outstanding, receiving, rivals, scale, sink, takeover, throughput
 from .measure import Row, note
 
 #: Runs a row on these RabbitMQ series, shortly or in full.
@@ -27,6 +27,7 @@ ROWS: dict[str, Callable[[list[str], bool], Row]] = {
     "P10": lambda series, short: joining.p10(series, joining.SHORT if short else joining.Plan()),
     "P11": lambda series, short: receiving.p11(series, receiving.SHORT_ENTRIES if short else receiving.ENTRIES, 1 if short else 3),
     "P13": lambda series, short: takeover.p13(series, 2 if short else 10),
+    "P14": lambda series, short: sink.p14(series, sink.SHORT_ROWS if short else sink.ROWS, 1 if short else 3),
 }
 #: Measured only when named: they take long.
 LONG: dict[str, Callable[[list[str], bool], Row]] = {

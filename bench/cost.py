@@ -33,6 +33,26 @@ def cpu_s(pid: int | None) -> float:
     return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
 
 
+def cpu_tree_s(pid: int) -> float:
+    """CPU time in seconds that a process, those that it has started, and so on, have used, ended ones that were waited for included."""
+    children: dict[int, list[int]] = {}
+    used: dict[int, float] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue  # it has just ended
+        child = int(stat.parent.name)
+        children.setdefault(int(fields[1]), []).append(child)
+        used[child] = sum(map(int, fields[11:15])) / _TICKS_PER_S
+    total, left = 0.0, [pid]
+    while left:
+        one = left.pop()
+        total += used.get(one, 0.0)
+        left += children.get(one, [])
+    return total
+
+
 def cpu_of(lab: Lab) -> dict[str, float]:
     """CPU time used by every process of a lab, in seconds."""
     return {key: cpu_s(pid) for key, pid in lab.processes().items() if pid is not None and key != "epmd"}

@@ -90,7 +90,7 @@ async def run(kind: str, count: int) -> float:
     nowhere: Any = _Nowhere()
     relay = ClientConnection(
         _door(kind), replica, nowhere, nowhere, Agreed(
-            user="app", vhost="/", producer="", instance="", peer=None, may_write=True, frame_max_bytes=frames.FRAME_MAX_BYTES,
+            user="app", vhost="/", producer="", ascending=False, instance="", peer=None, may_write=True, frame_max_bytes=frames.FRAME_MAX_BYTES,
             broker_frame_max_bytes=frames.FRAME_MAX_BYTES, heartbeat_s=0, told_blocked=False, channels_max=0, broker_channels_max=0,
         ),
     )  # fmt: skip

@@ -321,6 +321,7 @@ class ClientLogin(asyncio.Protocol):
             user=agreed.user,
             vhost=agreed.vhost,
             producer=agreed.producer,
+            ascending=agreed.ascending,
             instance=agreed.instance,
             peer=Peer(site=agreed.site) if agreed.site is not None else None,
             may_write=self._may_write,

@@ -108,6 +108,11 @@ class Handshake:
         return str(self._properties.get("lrq_producer", ""))
 
     @property
+    def ascending(self) -> bool:
+        """Whether the client announces that its producer skips numbers in ascending order."""
+        return self._properties.get("lrq_ids") == names.ASCENDING
+
+    @property
     def instance(self) -> str:
         """An ID common to the connections of one publisher; empty if the client announces none."""
         return str(self._properties.get("lrq_instance", ""))
@@ -197,6 +202,9 @@ class Handshake:
                 raise Refusal(NOT_ALLOWED, f"this door is node {node}'s own: correct the address in its [[peers]]")
         if producer is not None and not (isinstance(producer, str) and names.is_producer(producer)):
             raise Refusal(NOT_ALLOWED, "NOT_ALLOWED - client property lrq_producer is no producer name: 1 to 128 of letters, digits and ._:@-")
+        if self._properties.get("lrq_ids", names.ASCENDING) != names.ASCENDING:
+            text = f"NOT_ALLOWED - client property lrq_ids is not '{names.ASCENDING}', the only value: leave it out for consecutive numbers"
+            raise Refusal(NOT_ALLOWED, text)
         if node is not None and not (isinstance(node, int) and 0 < node < 256):
             raise Refusal(NOT_ALLOWED, f"client property lrq_node is {str(node)[:20]!r}, not the number of a node")
 

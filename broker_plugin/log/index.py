@@ -88,7 +88,8 @@ class Index:
             case "enqueues":
                 self.last_publish = first + len(run.enqueues.lengths) - 1
                 if run.enqueues.producer:
-                    self.dedup.add(run.enqueues.producer, run.enqueues.id_first, len(run.enqueues.lengths), first)
+                    e = run.enqueues
+                    self.dedup.add(e.producer, e.id_first, len(e.lengths), first, e.id_skipped)
                 if self.passes.counting:
                     self._count(run.enqueues)
             case "checkpoint":
@@ -144,7 +145,7 @@ class Index:
         """Notes an entry of the log replication between sites."""
         match kind:
             case "transmission":
-                self.dedup.add(run.transmission.producer, run.transmission.id, 1, first)
+                self.dedup.add(run.transmission.producer, run.transmission.id, 1, first, run.transmission.id_skipped)
             case "reception":
                 self.sink.noted(first, run.reception.queue, pb.ReceivedBatch.FromString(run.reception.body))
             case "demand":
@@ -153,7 +154,7 @@ class Index:
                 self.commits.noted(first, run.commit)
             case "status":
                 if run.status.producer:
-                    self.dedup.add(run.status.producer, run.status.id, 1, first)
+                    self.dedup.add(run.status.producer, run.status.id, 1, first, run.status.id_skipped)
                 self.statuses.noted(first, pb.Status.FromString(run.status.body))
 
     def _forget_ids(self, refused: Iterable[pb.ProducerRanges], sequence: int) -> None:

@@ -129,4 +129,10 @@ class DuplicatePublishes:
 
 def may_number(session: ClientSession, number: int) -> bool:
     """Whether a number of the announced producer, which is not in the log, keeps the number of gaps there within the limit (`GAPS`)."""
-    return session.replica.index.dedup.may_add(session.producer_key, number, session.door.config.id_bytes_max)
+    first = number - skipped_before(session, number)
+    return session.replica.index.dedup.may_add(session.producer_key, first, session.door.config.id_bytes_max)
+
+
+def skipped_before(session: ClientSession, number: int) -> int:
+    """Number of numbers before this one that the producer will not use, as far as the log does not know them; 0 if it is not ascending."""
+    return session.replica.index.dedup.skips(session.producer_key, number) if session.ascending else 0

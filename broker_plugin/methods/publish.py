@@ -212,6 +212,8 @@ def take(session: ClientSession, data: bytes, items: list[Item], at: int) -> int
         if run_has_ids:
             entry.producer = producer_key
             entry.id_first = run_number
+            if session.ascending:
+                entry.id_skipped = duplicates.skipped_before(session, run_number)
         count = len(lengths)
         # Where the frames are needed again:
         if way is local or session.watch is not None or channel.committing is not None or replica.node.log.unfinished:
@@ -289,7 +291,8 @@ def _rehearse(session: ClientSession, channel: ClientChannel, tx: Transaction, d
         if session.producer_key and b"x-lrq-id" in payload and (raw := replication_id(payload)) is not None:
             identity = _identity(session, raw)
             if identity is not None:
-                tx.number(identity.sequence, follows=session.replica.index.dedup.adjoins(session.producer_key, identity.sequence))
+                follows = session.ascending or session.replica.index.dedup.adjoins(session.producer_key, identity.sequence)
+                tx.number(identity.sequence, follows=follows)
         if direct_reply.is_answer(data[start:end]):
             if upto:
                 break

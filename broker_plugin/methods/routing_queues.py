@@ -78,6 +78,9 @@ def take(session: ClientSession, channel: ClientChannel, decision: Decision, met
             what = f"exchange '{route.exchange}'" if route.exchange else f"'{route.routing_key}'"
             closing.refuse_publish(session, channel, reply_codes.ACCESS_REFUSED, f"{what} in vhost '{session.vhost}' takes no messages from clients")
     except _Unroutable as error:
+        if session.ascending:  # else the next message would make this number known
+            closing.refuse_publish(session, channel, NO_ROUTE, str(error))
+            return
         _return(session, channel, route, header, body, str(error))
         publisher_confirms.ended_here(session, channel, 0)
     except NotPrimary:  # this node has just stepped down: the connection ends, and the message is not at fault
@@ -148,8 +151,14 @@ def _transmit(session: ClientSession, channel: ClientChannel, queue: str, header
     _check_number(session, identity)
     transaction.source = session.door.group
     transaction.replication_id = str(identity)
-    entry_run = pb.Transmission(queue=queue, body=transaction.SerializeToString(), producer=session.producer_key, id=identity.sequence)
-    publisher_confirms.ended_here(session, channel, session.replica.append(pb.Run(transmission=entry_run), 1, len(body)))
+    entry = pb.Transmission(
+        queue=queue,
+        body=transaction.SerializeToString(),
+        producer=session.producer_key,
+        id=identity.sequence,
+        id_skipped=duplicates.skipped_before(session, identity.sequence),
+    )
+    publisher_confirms.ended_here(session, channel, session.replica.append(pb.Run(transmission=entry), 1, len(body)))
 
 
 def _status(session: ClientSession, channel: ClientChannel, header: bytes, body: bytes) -> None:
@@ -173,6 +182,7 @@ def _status(session: ClientSession, channel: ClientChannel, header: bytes, body:
     if identity is not None:
         _check_number(session, identity)
         entry.producer, entry.id = session.producer_key, identity.sequence
+        entry.id_skipped = duplicates.skipped_before(session, identity.sequence)
     publisher_confirms.ended_here(session, channel, session.replica.append(pb.Run(status=entry), 1, len(body)))
 
 

@@ -41,6 +41,7 @@ class Agreed:
     Attributes:
         user, vhost: The user's name and the vhost.
         producer: The name that the client announced; empty if none.
+        ascending: It numbers in ascending order, and never uses a number that it has skipped.
         instance: An ID common to all connections of one publisher; empty if the client announced none.
         peer: The other end, if it is a sidecar.
         may_write: The broker lets the user publish to queues by their names (asked in vhost lrq only, of producers).
@@ -55,6 +56,7 @@ class Agreed:
     user: str
     vhost: str
     producer: str
+    ascending: bool
     instance: str
     peer: Peer | None
     may_write: bool
@@ -131,6 +133,7 @@ class ClientSession(ABC):
         self.user, self.vhost, self.producer, self.instance = agreed.user, agreed.vhost, agreed.producer, agreed.instance
         self.producer_key = producer_key(self.vhost, self.user, self.producer) if self.producer else ""
         self.id_prefix = f"{self.producer}/".encode()
+        self.ascending = agreed.ascending
         self.peer, self.may_write = agreed.peer, agreed.may_write
         self.frame_max_bytes, self.broker_frame_max_bytes = agreed.frame_max_bytes, agreed.broker_frame_max_bytes
         headers_bytes_max = door.config.header_bytes_max + POSITION_BYTES_MAX

@@ -202,20 +202,22 @@ class Run(_message.Message):
     def __init__(self, enqueues: _Optional[_Union[Enqueues, _Mapping]] = ..., dequeue: _Optional[_Union[Dequeue, _Mapping]] = ..., reject: _Optional[_Union[Dequeue, _Mapping]] = ..., moved: _Optional[_Union[Moved, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., purge: _Optional[_Union[Purge, _Mapping]] = ..., topology: _Optional[_Union[Topology, _Mapping]] = ..., transmission: _Optional[_Union[Transmission, _Mapping]] = ..., reception: _Optional[_Union[Reception, _Mapping]] = ..., members: _Optional[_Union[Members, _Mapping]] = ..., marker: _Optional[_Union[Marker, _Mapping]] = ..., checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ..., status: _Optional[_Union[StatusEntry, _Mapping]] = ..., tally: _Optional[_Union[Tally, _Mapping]] = ..., renewed: _Optional[_Union[Renewed, _Mapping]] = ..., moving: _Optional[_Union[Moving, _Mapping]] = ..., demand: _Optional[_Union[Demand, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., definitions: _Optional[_Union[DefinitionsChange, _Mapping]] = ...) -> None: ...
 
 class Enqueues(_message.Message):
-    __slots__ = ("vhost", "channel", "frames", "lengths", "producer", "id_first")
+    __slots__ = ("vhost", "channel", "frames", "lengths", "producer", "id_first", "id_skipped")
     VHOST_FIELD_NUMBER: _ClassVar[int]
     CHANNEL_FIELD_NUMBER: _ClassVar[int]
     FRAMES_FIELD_NUMBER: _ClassVar[int]
     LENGTHS_FIELD_NUMBER: _ClassVar[int]
     PRODUCER_FIELD_NUMBER: _ClassVar[int]
     ID_FIRST_FIELD_NUMBER: _ClassVar[int]
+    ID_SKIPPED_FIELD_NUMBER: _ClassVar[int]
     vhost: str
     channel: int
     frames: bytes
     lengths: _containers.RepeatedScalarFieldContainer[int]
     producer: str
     id_first: int
-    def __init__(self, vhost: _Optional[str] = ..., channel: _Optional[int] = ..., frames: _Optional[bytes] = ..., lengths: _Optional[_Iterable[int]] = ..., producer: _Optional[str] = ..., id_first: _Optional[int] = ...) -> None: ...
+    id_skipped: int
+    def __init__(self, vhost: _Optional[str] = ..., channel: _Optional[int] = ..., frames: _Optional[bytes] = ..., lengths: _Optional[_Iterable[int]] = ..., producer: _Optional[str] = ..., id_first: _Optional[int] = ..., id_skipped: _Optional[int] = ...) -> None: ...
 
 class Dequeue(_message.Message):
     __slots__ = ("vhost", "queue", "sequences", "visit", "origin")
@@ -292,16 +294,18 @@ class Topology(_message.Message):
     def __init__(self, vhost: _Optional[str] = ..., method: _Optional[bytes] = ..., level: _Optional[_Union[QueueLevel, str]] = ...) -> None: ...
 
 class Transmission(_message.Message):
-    __slots__ = ("queue", "body", "producer", "id")
+    __slots__ = ("queue", "body", "producer", "id", "id_skipped")
     QUEUE_FIELD_NUMBER: _ClassVar[int]
     BODY_FIELD_NUMBER: _ClassVar[int]
     PRODUCER_FIELD_NUMBER: _ClassVar[int]
     ID_FIELD_NUMBER: _ClassVar[int]
+    ID_SKIPPED_FIELD_NUMBER: _ClassVar[int]
     queue: str
     body: bytes
     producer: str
     id: int
-    def __init__(self, queue: _Optional[str] = ..., body: _Optional[bytes] = ..., producer: _Optional[str] = ..., id: _Optional[int] = ...) -> None: ...
+    id_skipped: int
+    def __init__(self, queue: _Optional[str] = ..., body: _Optional[bytes] = ..., producer: _Optional[str] = ..., id: _Optional[int] = ..., id_skipped: _Optional[int] = ...) -> None: ...
 
 class Reception(_message.Message):
     __slots__ = ("queue", "body")
@@ -340,14 +344,16 @@ class Commit(_message.Message):
     def __init__(self, receiver: _Optional[str] = ..., queue: _Optional[str] = ..., value: _Optional[str] = ..., position: _Optional[_Union[Position, _Mapping]] = ..., token: _Optional[str] = ..., expected: _Optional[str] = ..., user: _Optional[str] = ..., phase: _Optional[str] = ...) -> None: ...
 
 class StatusEntry(_message.Message):
-    __slots__ = ("body", "producer", "id")
+    __slots__ = ("body", "producer", "id", "id_skipped")
     BODY_FIELD_NUMBER: _ClassVar[int]
     PRODUCER_FIELD_NUMBER: _ClassVar[int]
     ID_FIELD_NUMBER: _ClassVar[int]
+    ID_SKIPPED_FIELD_NUMBER: _ClassVar[int]
     body: bytes
     producer: str
     id: int
-    def __init__(self, body: _Optional[bytes] = ..., producer: _Optional[str] = ..., id: _Optional[int] = ...) -> None: ...
+    id_skipped: int
+    def __init__(self, body: _Optional[bytes] = ..., producer: _Optional[str] = ..., id: _Optional[int] = ..., id_skipped: _Optional[int] = ...) -> None: ...
 
 class DefinitionsChange(_message.Message):
     __slots__ = ("kinds", "set", "deleted")

@@ -51,15 +51,19 @@ class Lane(Generic[C]):
     """The way to one vhost: its unconfirmed messages, and its addresses.
 
     Attributes:
+        ascending: Whether the producer skips numbers: the log takes none of those that it has skipped.
         ready: Whether a node takes publishes now. Its link sets it.
         failure: Why no further publish is possible on this lane.
         properties: Client properties of its connections. Those of one publisher share an `lrq_instance`: a connection that asks for the producer's
             last sequence ends all others of that name, whose messages a door may not have read yet.
     """
 
-    def __init__(self, window: Window[Outgoing[C]], addresses: Addresses, instance: str) -> None:
+    def __init__(self, window: Window[Outgoing[C]], addresses: Addresses, instance: str, *, ascending: bool = False) -> None:
         producer = window.producer
         self.properties = {"lrq_producer": producer, "lrq_instance": instance, "connection_name": f"lrq publisher {producer}"}
+        self.ascending = ascending
+        if ascending:
+            self.properties["lrq_ids"] = names.ASCENDING
         self.window = window
         self.addresses = addresses
         self.ready = False
@@ -156,8 +160,8 @@ class BasePublisher(ABC, Generic[C]):
         self._lanes: tuple[Lane[C], ...] = (self._log, self._own)
         self._begin()
 
-    def _new_lane(self, vhost: str, window: Window[Outgoing[C]]) -> Lane[C]:
-        return Lane(window, Addresses(vhost, self._node_names), self._instance)
+    def _new_lane(self, vhost: str, window: Window[Outgoing[C]], *, ascending: bool = False) -> Lane[C]:
+        return Lane(window, Addresses(vhost, self._node_names), self._instance, ascending=ascending)
 
     @abstractmethod
     def _begin(self) -> None:
@@ -200,7 +204,8 @@ class BasePublisher(ABC, Generic[C]):
             raise forked(f"Publisher {self.producer}")
 
     def _bytes_max(self, draft: Draft[C]) -> int:
-        return min(self._message_bytes_max, TRANSMISSION_BYTES_MAX) if draft.lane is not self._own else self._message_bytes_max
+        to_log = draft.lane.addresses.vhost == messages.VHOST
+        return min(self._message_bytes_max, TRANSMISSION_BYTES_MAX) if to_log else self._message_bytes_max
 
     def _require_client_name(self, what: str) -> None:
         if not self.client_name:

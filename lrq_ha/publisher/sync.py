@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -30,7 +31,7 @@ from lrq_ha.publisher.core import LOGOUT_S, BasePublisher, Draft, Lane
 from lrq_ha.publisher.errors import FencedError, InvalidArgument, PublisherClosed, anew
 from lrq_ha.publisher.library_logging import quiet
 from lrq_ha.publisher.messages import VHOST, Addressed, LogEntries, checked_producer
-from lrq_ha.publisher.numbered import NumberedProducer
+from lrq_ha.publisher.numbered import Message, NumberedProducer
 from lrq_ha.publisher.provider import LOOK_S, FullSyncs, Provider
 from lrq_ha.publisher.sync_link import Handlers, Link, State, parameters
 from lrq_ha.publisher.transaction import Transaction
@@ -75,7 +76,8 @@ class Publisher(BasePublisher[Confirm]):
     def _new_link(self, lane: Lane[Confirm], learn: Sequence[Window[Outgoing[Confirm]]], fenced: Callable[[FencedError], None]) -> Link:
         vhost = lane.addresses.vhost
         nodes = [parameters(url, vhost, lane.properties, self._heartbeat_s, self._login_timeout_s, self._tls) for url in self._nodes]
-        handlers = Handlers(self._ready, self._settle, fenced)
+        settle = partial(self._settle_in_order, lane) if lane.ascending else self._settle
+        handlers = Handlers(self._ready, settle, fenced)
         return Link(self._loop, self._lock, lane, nodes, learn, self._login_timeout_s, self._confirm_timeout_s, handlers)
 
     def _new_confirm(self, replication_id: str, explain: Callable[[], LrqError | None]) -> Confirm:
@@ -177,21 +179,25 @@ class Publisher(BasePublisher[Confirm]):
             link.wake()
         return confirm
 
-    def open_producer(self, name: str, sent: int) -> NumberedProducer:
-        """Opens a further producer, whose transactions have their numbers from the caller. A second call for a name gives that producer.
+    def open_producer(self, name: str, sent: int, *, log_entries: bool = True, ascending: bool = False) -> NumberedProducer:
+        """Opens a further producer, whose messages have their numbers from the caller. A second call for a name gives that producer.
 
         The connection of this producer is separate from that of the publisher's other log entries: no order holds between the two.
 
         Args:
             name: The producer, as in the constructor.
             sent: The highest number that any process may have sent under this name, as the caller has kept it; 0: none.
+            log_entries: Whether it transmits log entries, and publishes no messages. Otherwise the reverse, to the vhost of `publish`.
+            ascending: Whether numbers that are skipped are never used: they cost nothing, and their use would be taken for a repeat. The first
+                message that is refused ends such a producer, with the messages behind it unsent or unconfirmed.
 
         Raises:
-            InvalidArgument: The name, or this publisher has no `client_name`.
+            InvalidArgument: The name, or log entries without a `client_name` of this publisher.
             PublisherClosed, FencedError: This publisher cannot send any more.
         """
         checked_producer(name)
-        self._require_client_name("Log entries")
+        if log_entries:
+            self._require_client_name("Log entries")
         self._check_process()
         window = NumberedWindow[Outgoing[Confirm]](name, *self._window_limits, sent)
         with self._lock:
@@ -199,8 +205,8 @@ class Publisher(BasePublisher[Confirm]):
                 raise anew(self._failure)
             found = self._numbered.get(name)
             if found is None or found.fenced:
-                lane = self._new_lane(VHOST, window)
-                found = self._numbered[name] = NumberedProducer(lane, window, self._put_numbered, lambda: self._failure)
+                lane = self._new_lane(VHOST if log_entries else self._own.addresses.vhost, window, ascending=ascending)
+                found = self._numbered[name] = NumberedProducer(lane, window, self._put_numbered, self._put_message, lambda: self._failure)
                 self._turns[lane] = deque()
                 self._links[lane] = self._new_link(lane, [window], lambda error: self._lane_fenced(lane, error))
                 self._lanes = (*self._lanes, lane)
@@ -211,6 +217,10 @@ class Publisher(BasePublisher[Confirm]):
     def _put_numbered(self, lane: Lane[Confirm], number: int, entries: LogEntries) -> Confirm:
         draft = self._draft_entries(names.SEND_LOG_ENTRIES, entries)
         self._announce(False)
+        return self._put(replace(draft, lane=lane, number=number))
+
+    def _put_message(self, lane: Lane[Confirm], number: int, message: Message) -> Confirm:
+        draft = self._draft_publish(message.exchange, message.routing_key, message.body, message.properties, True)
         return self._put(replace(draft, lane=lane, number=number))
 
     # ---- full syncs
@@ -329,6 +339,19 @@ class Publisher(BasePublisher[Confirm]):
         for confirm in to_call:
             confirm.call_back()
         return bool(settled)
+
+    def _settle_in_order(self, lane: Lane[Confirm], event: Callable[[], list[Settled[Outgoing[Confirm]]]]) -> bool:
+        """As `_settle`; the first refusal ends the lane before a later message is sent, which would make the refused number known."""
+
+        def ending() -> list[Settled[Outgoing[Confirm]]]:
+            settled = event()
+            refused = next((each.error for each in settled if each.error is not None), None)
+            if refused is not None:
+                lane.failure = refused
+                settled += lane.window.fail_all(refused)
+            return settled
+
+        return self._settle(ending)
 
     def _fenced(self, error: FencedError) -> None:
         _LOG.error("%s", error)

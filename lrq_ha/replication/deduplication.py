@@ -8,6 +8,8 @@ Rules:
 
 - Numbers are never dropped. Consecutive numbers cost nothing, dense ones a bit each, widely scattered ones much more; so the caller asks
   before an append whether one more gap is allowed (`may_add`, `may_leave`).
+- An ascending producer never uses the numbers that it skips: the entry behind them says how many it skipped, and they count as known. An entry
+  says so itself, so that all nodes know one set of numbers. A number that was refused is not skipped: its repeat is taken.
 """
 
 from __future__ import annotations
@@ -132,6 +134,15 @@ class _Forgotten(NamedTuple):
     position: int | None
 
 
+class _Skipped(NamedTuple):
+    """Numbers first .. last, which the entry `at` made known although it has none of them."""
+
+    at: int
+    producer: str
+    first: int
+    last: int
+
+
 class Numbers:
     """A set of numbers that only grows: ranges of whole chunks (every number is in the set), and a bitmap of the numbers in other chunks.
 
@@ -240,6 +251,7 @@ class Dedup:
         self._completed = 0
         self._safe = 0
         self._forgotten: deque[_Forgotten] = deque()  # in log order, above _safe
+        self._skipped: deque[_Skipped] = deque()  # in log order, above _safe
 
     def seen(self, producer: str, seq: int) -> bool:
         """Whether this ID is in the log: a duplicate, not to be appended again."""
@@ -292,15 +304,24 @@ class Dedup:
         ids = self._ids.get(producer)
         return not ids or ids.touches(seq, seq)
 
-    def add(self, producer: str, first: int, count: int, position_seq: int) -> None:
+    def skips(self, producer: str, seq: int) -> int:
+        """Number of numbers before `seq` that an ascending producer skips by using `seq` next. None of them was ever in the log of this node, or
+        `last` has been asked for since."""
+        ids = self._ids.get(producer)
+        return max(0, seq - 1 - (ids.top if ids is not None else 0))
+
+    def add(self, producer: str, first: int, count: int, position_seq: int, skipped: int = 0) -> None:
         """IDs first .. first + count - 1 were appended as the entries position_seq .. position_seq + count - 1.
 
         An entry has one ID at most. Adding an ID that is there already (a log read over a CHECKPOINT) changes only the open positions.
+        `skipped`: so many numbers before `first` are known from now on, too.
         """
         ids = self._ids.get(producer)
         if ids is None:
             ids = self._ids[producer] = Numbers()
-        self._put(producer, ids, first, first + count - 1)
+        self._put(producer, ids, first - skipped, first + count - 1)
+        if skipped and position_seq > self._safe:
+            self._skipped.append(_Skipped(position_seq, producer, first - skipped, first - 1))
         done = self._completed + 1 - position_seq
         if done > 0:  # read again below the point up to which all is completed
             first, position_seq, count = first + done, position_seq + done, count - done
@@ -360,8 +381,9 @@ class Dedup:
         if upto_seq <= self._safe:
             return
         self._safe = upto_seq
-        while self._forgotten and self._forgotten[0].at <= upto_seq:
-            self._forgotten.popleft()
+        for passed in (self._forgotten, self._skipped):
+            while passed and passed[0].at <= upto_seq:
+                passed.popleft()
 
     def cut(self, from_seq: int) -> None:
         """The entries from `from_seq` on were cut off the log: their IDs are free, and IDs that they made us forget are back.
@@ -372,6 +394,9 @@ class Dedup:
         floor = max(self._safe, self._completed)
         if from_seq <= floor:
             raise IllegalEvent(f"the log is cut from {from_seq} on, but all up to {floor} is safe or completed")
+        while self._skipped and self._skipped[-1].at >= from_seq:
+            _, producer, first, last = self._skipped.pop()
+            self._ids[producer].remove(first, last)
         while True:  # the newest first, because an ID may be added, forgotten and added again
             run_end = self._open[-1].position + self._open[-1].count - 1 if self._open else 0
             forgot_at = self._forgotten[-1].at if self._forgotten else 0

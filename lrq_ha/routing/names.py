@@ -19,6 +19,7 @@ SEND_SNAP_SYNC = "LRQ_Send_SnapSync"
 STATUS = "LRQ_Status"
 RECV_PREFIX = "LRQ_Recv_"
 PRODUCER_PREFIX = "LRQ_Producer_"
+ASCENDING = "ascending"  # value of the client property lrq_ids
 
 NAME_CHARS_MAX = 64
 PRODUCER_CHARS_MAX = 128

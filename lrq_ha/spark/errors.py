@@ -1,4 +1,5 @@
-"""Errors of the Spark source. Rule: nothing is skipped, cut short or read in part without one of these (or `failOnDataLoss` = false)."""
+"""Errors of the Spark source and sink. Rule: nothing is skipped, cut short, read or written in part without one of these (or `failOnDataLoss` =
+false)."""
 
 from __future__ import annotations
 
@@ -22,3 +23,15 @@ class DataLoss(LrqError):
             todo='Raise the retention of the queue, or read with startingOffsets = "earliest" what is left, '
             "or set failOnDataLoss = false to go on with a hole",
         )
+
+
+class RowError(LrqError):
+    """A row, or a partition as a whole, that cannot be written."""
+
+
+class WriteError(LrqError):
+    """A partition was not written to its end: a piece of it was refused, or no node took it. What was written stays, and is known as written."""
+
+
+class LowerVersion(LrqError):
+    """A write has a lower version than one that the log has already. Nothing was written."""

@@ -1,4 +1,4 @@
-"""The options of the data source, as one checked value.
+"""The options of a read, as one checked value. `sink_options` has those of a write.
 
 Rules: names are those of Spark's Kafka source for equal options, case does not matter; an unknown option or a bad value is refused with
 the allowed values; no option has two spellings.
@@ -99,39 +99,15 @@ class ReadOptions:
 
     def addresses(self) -> list[pika.ConnectionParameters]:
         """The nodes, for a connection. Raises OptionError for a PEM file that cannot be used."""
-        try:
-            tls = ssl.create_default_context(cafile=self.tls_ca) if self.tls_ca is not None else None
-        except OSError as error:  # ssl's errors, too
-            raise OptionError(f"tlsCa = {self.tls_ca!r} cannot be used: {error.strerror}", todo=f"Allowed: {ALLOWED['tlsCa']}") from error
+        tls = tls_context(self.tls_ca)
         return [address_of(node, tls) for node in self.nodes]
 
 
 def parse_options(given: Mapping[str, str]) -> ReadOptions:
     """Checks the user's options. Raises OptionError."""
-    values = {key.lower(): value for key, value in given.items()}
-    known, others = ({name.lower(): name for name in names} for names in (ALLOWED, COUNTERPARTS))
-    for key in values:
-        if key in others:
-            name = COUNTERPARTS[others[key]]
-            raise OptionError(f"Unknown option {others[key]} of format lrq", todo=f"The option for it is {name}: {ALLOWED[name]}")
-        if key not in known:
-            raise OptionError(f"Unknown option {key!r} of format lrq", todo=f"Allowed: {', '.join(ALLOWED)}")
-
-    def text(name: str) -> str | None:
-        return values.get(name.lower())
-
-    def words(name: str) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(word.strip() for word in (text(name) or "").split(",") if word.strip()))
-
-    nodes, subscribe, pattern, http = words("nodes"), words("subscribe"), text("subscribePattern"), words("http")
-    if not nodes:
-        raise OptionError("Option nodes is missing", todo=f"Allowed: {ALLOWED['nodes']}")
-    for name, addresses in (("nodes", nodes), ("http", http)):
-        for number, address in enumerate(addresses, 1):
-            if not _is_address(address, _ADDRESS[name]):
-                raise bad_address(name, number)
-            if name == "nodes" and (unused := urls.unused(urls.split(address), ROUTING_VHOST)):
-                raise bad_address(name, number, unused)
+    text = known_options(given, ALLOWED, COUNTERPARTS).get
+    subscribe, pattern = words(text("subscribe")), text("subscribePattern")
+    nodes, http = checked_addresses("nodes", text("nodes"), ROUTING_VHOST), checked_addresses("http", text("http"))
     if bool(subscribe) == (pattern is not None):
         raise OptionError(
             "Exactly one of the options subscribe and subscribePattern is needed",
@@ -147,7 +123,7 @@ def parse_options(given: Mapping[str, str]) -> ReadOptions:
     for name, bounds in (("startingOffsets", starting), ("endingOffsets", ending)):
         if subscribe and not isinstance(bounds, int) and set(bounds) != set(subscribe):
             raise OptionError(f"{name} names {sorted(bounds)}, subscribe names {sorted(subscribe)}", todo=f"Allowed: {ALLOWED[name]}")
-    columns = words("columns")
+    columns = words(text("columns"))
     for column in columns:
         if column not in COLUMNS:
             raise OptionError(f"columns names {column!r}, which is no column of format lrq", todo=f"Allowed: {', '.join(COLUMNS)}")
@@ -159,13 +135,58 @@ def parse_options(given: Mapping[str, str]) -> ReadOptions:
         http=http,
         starting=starting,
         ending=ending,
-        max_entries=_number("maxEntriesPerTrigger", text("maxEntriesPerTrigger")),
-        discovery_interval_s=_number("queueDiscoveryInterval", text("queueDiscoveryInterval")) or DISCOVERY_INTERVAL_S,
+        max_entries=parse_number(ALLOWED, "maxEntriesPerTrigger", text("maxEntriesPerTrigger")),
+        discovery_interval_s=parse_number(ALLOWED, "queueDiscoveryInterval", text("queueDiscoveryInterval")) or DISCOVERY_INTERVAL_S,
         columns=columns,
-        min_partitions=_number("minPartitions", text("minPartitions")) or 1,
+        min_partitions=parse_number(ALLOWED, "minPartitions", text("minPartitions")) or 1,
         fail_on_data_loss=_flag("failOnDataLoss", text("failOnDataLoss"), True),
         include_chain=_flag("includeChain", text("includeChain"), False),
     )
+
+
+def known_options(given: Mapping[str, str], allowed: Mapping[str, str], counterparts: Mapping[str, str]) -> dict[str, str]:
+    """The given options by their names as they stand in `allowed`, which says what each may be.
+
+    Args:
+        counterparts: Names of other sources' options, and ours for the purpose.
+
+    Raises:
+        OptionError: There is no such option.
+    """
+    known, others = ({name.lower(): name for name in names} for names in (allowed, counterparts))
+    for key in map(str.lower, given):
+        if key in others:
+            name = counterparts[others[key]]
+            raise OptionError(f"Unknown option {others[key]} of format lrq", todo=f"The option for it is {name}: {allowed[name]}")
+        if key not in known:
+            raise OptionError(f"Unknown option {key!r} of format lrq", todo=f"Allowed: {', '.join(allowed)}")
+    return {known[key.lower()]: value for key, value in given.items()}
+
+
+def words(value: str | None) -> tuple[str, ...]:
+    """The words between commas, each once."""
+    return tuple(dict.fromkeys(word.strip() for word in (value or "").split(",") if word.strip()))
+
+
+def checked_addresses(name: str, value: str | None, vhost: str = "") -> tuple[str, ...]:
+    """The addresses in option `name`, nodes or http. Raises OptionError if one is malformed, or nodes has none."""
+    addresses = words(value)
+    if name == "nodes" and not addresses:
+        raise OptionError("Option nodes is missing", todo=f"Allowed: {ALLOWED['nodes']}")
+    for number, address in enumerate(addresses, 1):
+        if not _is_address(address, _ADDRESS[name]):
+            raise bad_address(name, number)
+        if name == "nodes" and (unused := urls.unused(urls.split(address), vhost)):
+            raise bad_address(name, number, unused)
+    return addresses
+
+
+def tls_context(tls_ca: str | None) -> ssl.SSLContext | None:
+    """For option tlsCa; None: the system's trusted CAs. Raises OptionError for a PEM file that cannot be used."""
+    try:
+        return ssl.create_default_context(cafile=tls_ca) if tls_ca is not None else None
+    except OSError as error:  # ssl's errors, too
+        raise OptionError(f"tlsCa = {tls_ca!r} cannot be used: {error.strerror}", todo=f"Allowed: {ALLOWED['tlsCa']}") from error
 
 
 def matching(pattern: str, queues: list[str]) -> tuple[str, ...]:
@@ -220,11 +241,12 @@ def _object(name: str, value: str) -> dict[str, Any]:
     return parsed
 
 
-def _number(name: str, value: str | None) -> int | None:
+def parse_number(allowed: Mapping[str, str], name: str, value: str | None, digits_max: int = 9) -> int | None:
+    """A whole number >= 1, or None if the option is missing. Raises OptionError with the allowed values."""
     if value is None:
         return None
-    if not re.fullmatch(r"0*[1-9][0-9]{0,8}", value.strip(), re.ASCII):
-        raise _bad(name, value)
+    if not re.fullmatch(rf"0*[1-9][0-9]{{0,{digits_max - 1}}}", value.strip(), re.ASCII):
+        raise OptionError(f"{name} = {value!r} is not allowed", todo=f"Allowed: {allowed[name]}")
     return int(value)
 
 

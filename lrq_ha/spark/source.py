@@ -1,4 +1,4 @@
-"""Spark's data source `lrq`: options -> ranges (on the driver) -> Arrow record batches (in the workers).
+"""Spark's data source `lrq`: options -> ranges (on the driver) -> Arrow record batches (in the workers). `sink` is the way back.
 
 Rules: a partition is one immutable Range; rows come in the order of the source, with exactly the announced schema.
 """
@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
 from pyspark.sql import SparkSession
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, DataSourceStreamWriter, DataSourceWriter, InputPartition
 from pyspark.sql.types import StructType
 
 from lrq_ha.spark.columns import spark_schema
@@ -17,6 +17,8 @@ from lrq_ha.spark.errors import OptionError
 from lrq_ha.spark.options import ReadOptions, parse_options
 from lrq_ha.spark.planning import plan
 from lrq_ha.spark.reading import read_batches
+from lrq_ha.spark.sink import LrqStreamWriter, LrqWriter
+from lrq_ha.spark.sink_options import parse_write_options
 from lrq_ha.spark.stream_reader import LrqStreamReader
 
 
@@ -47,6 +49,20 @@ class LrqDataSource(DataSource):
         """A reader for Structured Streaming; it refuses another schema than the source's own when the query starts."""
         options = parse_options(self.options)
         return LrqStreamReader(options, _check_schema(options, schema))
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        """A batch writer. Raises OptionError for bad options or columns, and for another mode than append."""
+        options = parse_write_options(self.options, schema, streaming=False)
+        if overwrite:
+            raise OptionError("Format lrq has nothing to overwrite", todo='Use .mode("append")')
+        return LrqWriter(options)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        """A writer for Structured Streaming. Raises OptionError as `writer` does."""
+        options = parse_write_options(self.options, schema, streaming=True)
+        if overwrite:
+            raise OptionError("Format lrq has nothing to overwrite", todo='Use .outputMode("append")')
+        return LrqStreamWriter(options)
 
 
 def _check_schema(options: ReadOptions, schema: StructType) -> OptionError | None:

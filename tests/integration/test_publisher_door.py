@@ -6,7 +6,7 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
@@ -22,9 +22,10 @@ from raw_client import publish as raw_publish
 from broker_plugin.amqp.content_header import field
 from lrq_ha.lab import Lab
 from lrq_ha.proto import lrq_pb2 as pb
-from lrq_ha.publisher import FencedError, FullSyncRequest, MessageTooLarge, NackedError, Publisher, core, messages
+from lrq_ha.publisher import Confirm, FencedError, FullSyncRequest, MessageTooLarge, NackedError, Publisher, core, messages
 from lrq_ha.publisher.fullsync import RequestBook
 from lrq_ha.publisher.messages import full_sync_status
+from lrq_ha.publisher.numbered import Message, NumberedProducer
 from lrq_ha.routing.chain import TRANSMISSION_BYTES_MAX
 
 pytestmark = [pytest.mark.broker, pytest.mark.one_version("4.3"), pytest.mark.proves("G1")]
@@ -292,3 +293,54 @@ def test_failover_loses_and_repeats_nothing_and_tells_two_of_one_name(lab: Lab, 
     first.close()
     lab.start(old)
     lab.wait_role(old, "ready")
+
+
+def test_an_ascending_producer_over_a_failover(lab: Lab, name: str) -> None:
+    """Numbers that it has skipped or used are repeats at the new primary, too; a refused one is taken, whatever was sent behind it."""
+    declare(lab, name)
+    sent: list[int] = []
+
+    def number(batch: int, chunk: int) -> int:
+        return batch << 20 | chunk
+
+    def open_up(publisher: Publisher, batch: int) -> NumberedProducer:
+        return publisher.open_producer(f"{name}-up", number(batch + 1, 0) - 1, log_entries=False, ascending=True)
+
+    def send(producer: NumberedProducer, numbers: Iterable[int], queue: str = name) -> list[Confirm]:
+        return [producer.publish(n, Message("", queue, b"x")) for n in numbers]
+
+    with Publisher(doors(lab), name) as p:
+        producer = open_up(p, 9)
+        old, new = in_sync(lab)
+        for batch in range(5):
+            numbers = [number(batch, chunk) for chunk in range(1, 101)]
+            confirms = send(producer, numbers)
+            sent += numbers
+            if batch == 2:
+                confirms[0].result(PATIENCE_S)
+                replace_primary(lab, old, new)
+        assert [c.result(2 * PATIENCE_S) for c in confirms] == [f"{name}-up/{n}" for n in numbers]
+        refused, behind = (*send(producer, [number(5, 1)], f"{name}-nowhere"), *send(producer, [number(5, 2)]))
+        for confirm in (refused, behind):
+            with suppress(NackedError):  # the second one may have been in the log already
+                confirm.result(PATIENCE_S)
+        assert isinstance(refused.error, NackedError)
+        sent += [number(5, 2)] * (behind.error is None)
+        with pytest.raises(NackedError):
+            send(producer, [number(5, 3)])
+    with Publisher(doors(lab), name) as p:
+        producer = open_up(p, 5)
+        again = [number(0, 7), number(1, 500), number(4, 100), number(5, 1), number(5, 2)]
+        for confirm in send(producer, again):
+            confirm.result(PATIENCE_S)
+        sent += [n for n in again[3:] if n not in sent]
+    with Publisher(doors(lab), name) as p, pytest.raises(FencedError):
+        send(open_up(p, 4), [number(4, 1)])[0].result(PATIENCE_S)
+    assert drain(lab, name, len(sent)) == [f"{name}-up/{n}" for n in sent]
+    lab.start(old)
+    lab.wait_role(old, "ready")
+
+
+def test_another_kind_of_numbers_is_refused(lab: Lab, name: str) -> None:
+    with pytest.raises(AssertionError, match="lrq_ids is not 'ascending'"):
+        RawClient(lab.nodes[primary_of(lab)].door, properties={"lrq_producer": name, "lrq_ids": "descending"})

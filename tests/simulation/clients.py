@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 WINDOW = 6
 RECENT = 3
+SKIPPED_MAX = 4
 
 
 class Publish(NamedTuple):
@@ -30,7 +31,7 @@ class Publish(NamedTuple):
 
 @dataclass(eq=False)
 class Client:
-    """A publisher (`targets`) or a consumer (`queue`) or both."""
+    """A publisher (`targets`) or a consumer (`queue`) or both. `ascending`: it never uses the numbers that it skips."""
 
     world: World
     name: str
@@ -38,6 +39,7 @@ class Client:
     queue: str = ""
     prefetch: int = 2
     numbered: bool = False
+    ascending: bool = False
 
     def __post_init__(self) -> None:
         self.producer = self.name if self.numbered else ""
@@ -80,8 +82,9 @@ class Client:
     def _number(self) -> int:
         if not self.numbered:
             return 0
-        self._next_id += 1
-        return self._next_id - 1
+        number = self._next_id
+        self._next_id += 1 + (number % SKIPPED_MAX if self.ascending else 0)
+        return number
 
     def _send(self, publish: Publish) -> None:
         assert self.relay is not None

@@ -49,6 +49,7 @@ class Relay:
         self.replica = site.replica
         self.client: Client | None = client
         self.producer = client.producer
+        self.ascending = client.ascending
         self.pipe = site.broker.connect()
         self.channel = ClientChannel(1)
         self.channel.confirms.selected = True
@@ -86,7 +87,7 @@ class Relay:
         blob = encode_publish(exchange, key, number)
         enqueues = pb.Enqueues(vhost=VHOST, channel=1, frames=blob, lengths=[len(blob)])
         if id:
-            enqueues.producer, enqueues.id_first = self.producer, id
+            self._number(enqueues, id)
         run = pb.Run(enqueues=enqueues)
         first = replica.append(run, 1, len(blob))
         if early:
@@ -100,6 +101,11 @@ class Relay:
         self.world.sessions[stamp[:2]] = self.session
         self.forward(first, ("publish", exchange, key, stamp, number))
 
+    def _number(self, enqueues: pb.Enqueues, id: int) -> None:
+        enqueues.producer, enqueues.id_first = self.producer, id
+        if self.ascending:
+            enqueues.id_skipped = self.replica.index.dedup.skips(self.producer, id)
+
     def commit(self, publishes: list[tuple[str, str, int, int]], tags: list[int], what: str) -> None:
         """A transaction: in one batch of the log, and one at the broker. Its answer is that of its commit. `tags`: of deliveries, settled so."""
         replica = self.replica
@@ -110,7 +116,7 @@ class Relay:
             blob = encode_publish(exchange, key, number)
             enqueues = pb.Enqueues(vhost=VHOST, channel=1, frames=blob, lengths=[len(blob)])
             if id:
-                enqueues.producer, enqueues.id_first = self.producer, id
+                self._number(enqueues, id)
             one = pb.Run(enqueues=enqueues)
             first = replica.append(one, 1, len(blob))
             runs.append((first, one))

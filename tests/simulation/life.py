@@ -107,7 +107,7 @@ class Life(Chaos):
         if self.seed % 10 == 1:  # no other life is another one for it
             world.local_queues.update(key for exchange, key in targets if not exchange)
         self.queues = sorted({d[1] for d in self.declarations if d[0] == "declare"})
-        self.clients = [Client(world, f"p{i}", targets=tuple(targets), numbered=True) for i in range(r.choice((1, 2)))]
+        self.clients = [Client(world, f"p{i}", targets=tuple(targets), numbered=True, ascending=i == 1) for i in range(r.choice((1, 2)))]
         self.clients.append(Client(world, "o", targets=tuple(targets)))
         self.clients += [Client(world, f"c{i}", queue=q, prefetch=r.choice((1, 3))) for i, q in enumerate(queues) if q == "l" or r.random() < 0.8]
         if settles_in_transactions(self.seed):

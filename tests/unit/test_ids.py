@@ -114,6 +114,43 @@ def test_a_refused_id_may_be_used_again_and_a_cut_takes_back_both() -> None:
     assert dedup.snapshot() == ()
 
 
+def use(dedup: Dedup, seq: int, position: int) -> None:
+    dedup.add("p", seq, 1, position, dedup.skips("p", seq))
+
+
+def test_an_ascending_producer_burns_what_it_skips_and_a_cut_takes_that_back() -> None:
+    dedup = Dedup()
+    use(dedup, 7, 1)
+    assert all(dedup.seen("p", n) for n in range(1, 8))
+    assert [dedup.position_of("p", n) for n in (6, 7)] == [None, 1], "a burned number has no entry: its repeat is confirmed at once"
+    dedup.safe(1)
+    use(dedup, 10, 2)
+    assert dedup.skips("p", 11) == 0
+    dedup.forget("p", 10, 3)
+    assert [dedup.seen("p", n) for n in (8, 9, 10)] == [True, True, False]
+    assert dedup.skips("p", 11) == 0, "10 was refused, not skipped: its repeat is taken, although 11 may be on its way already"
+    dedup.cut(2)
+    assert [dedup.seen("p", n) for n in (7, 8, 9, 10)] == [True, False, False, False]
+    assert dedup.last("p") == 7
+    assert dedup.skips("p", 11) == 3, "it has asked how far it has come, and begins there"
+
+
+def test_gaps_of_an_ascending_producer_take_nothing() -> None:
+    """Micro-batches of a few chunks, numbered batch << 20 | chunk, from any batch on."""
+    for start in (0, 1_700_000_000_000):
+        dedup = Dedup()
+        for batch in range(start, start + 2_000):
+            for chunk in range(1, 4):
+                seq = batch << 20 | chunk
+                assert dedup.may_add("p", seq - dedup.skips("p", seq), LIMIT)
+                use(dedup, seq, batch - start + 1)
+        assert taken_by(dedup) < 100
+        again = Dedup.restored(dedup.snapshot())
+        assert again.last("p") == start + 1_999 << 20 | 3
+        assert again.seen("p", start + 1_998 << 20 | 9)
+        assert again.skips("p", start + 2_000 << 20 | 1) == (1 << 20) - 3
+
+
 def test_what_is_safe_is_not_cut() -> None:
     dedup = Dedup()
     dedup.add("p", 1, 10, 1)
@@ -409,6 +446,7 @@ def test_a_checkpoint_with_ranges_only_is_read() -> None:
 ACTIONS = st.lists(
     st.one_of(
         st.tuples(st.just("add"), st.sampled_from("pq"), st.integers(1, 5)),
+        st.tuples(st.just("ascend"), st.sampled_from("pq"), st.integers(0, 4)),
         st.tuples(st.just("forget"), st.sampled_from("pq"), st.integers(1, 30)),
         st.tuples(st.just("safe"), st.integers(0, 6), st.just(0)),
         st.tuples(st.just("completed"), st.integers(0, 6), st.just(0)),
@@ -423,8 +461,10 @@ ACTIONS = st.lists(
 @example([("add", "p", 1), ("safe", 1, 0), ("apart", 0, 0), ("forget", "p", 1), ("cut", 1, 0)])
 @settings(max_examples=400, deadline=None)
 def test_against_a_log(actions: list[tuple[str, str | int, int]]) -> None:
-    """The log is a list of ('add', producer, id) and ('forget', producer, id); everything follows from it."""
+    """The log is a list of ('add', producer, id) and ('forget', producer, id); everything follows from it, but for the numbers that entries
+    skipped."""
     log: list[tuple[str, str, int]] = []
+    skipped: dict[int, tuple[str, set[int]]] = {}  # by entry
     dedup = Dedup()
     safe = completed = 0
     apart: set[int] = set()
@@ -439,13 +479,26 @@ def test_against_a_log(actions: list[tuple[str, str | int, int]]) -> None:
                 known.pop(number, None)
         return known
 
+    def burned(producer: str) -> set[int]:
+        return {number for name, numbers in skipped.values() if name == producer for number in numbers}
+
     for kind, x, count in actions:
-        if kind == "add":
+        if kind == "ascend":
             known = where(str(x))
+            number = max((*known, *burned(str(x))), default=0) + 1 + count
+            gap = dedup.skips(str(x), number)
+            assert gap <= count
+            dedup.add(str(x), number, 1, len(log) + 1, gap)
+            log.append(("add", str(x), number))
+            skipped[len(log)] = str(x), set(range(number - gap, number))
+        elif kind == "add":
+            known = {**where(str(x)), **dict.fromkeys(burned(str(x)), 0)}
             first = next(i for i in range(1, 200) if not any(i + j in known for j in range(count)))
             dedup.add(str(x), first, count, len(log) + 1)
             log += [("add", str(x), first + j) for j in range(count)]
         elif kind == "forget":
+            if count in burned(str(x)):
+                continue  # an entry that is refused has a number
             done_when_forgotten |= {where(str(x)).get(count, 0)} & apart
             log.append(("forget", str(x), count))
             dedup.forget(str(x), count, len(log))
@@ -465,12 +518,14 @@ def test_against_a_log(actions: list[tuple[str, str | int, int]]) -> None:
             dedup.cut(cut)
             before = {*where("p").values(), *where("q").values()}
             del log[cut - 1 :]
+            skipped = {at: each for at, each in skipped.items() if at < cut}
             back = {*where("p").values(), *where("q").values()} - before
             apart -= back - done_when_forgotten  # an ID that is back is looked at again, unless it was done before
         for producer in "pq":
             known = where(producer)
-            assert {i for i in range(1, 80) if dedup.seen(producer, i)} == set(known)
-            assert dedup.last(producer) == max(known, default=0)
+            numbers = known.keys() | burned(producer)
+            assert {i for i in range(1, 400) if dedup.seen(producer, i)} == numbers
+            assert dedup.last(producer) == max(numbers, default=0)
             for number in range(1, 80):
                 position = known.get(number, 0)
                 assert dedup.position_of(producer, number) == (position if position > completed and position not in apart else None)

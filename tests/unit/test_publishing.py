@@ -79,7 +79,7 @@ class Socket:
 class Connection:
     """A relay on a primary without backups."""
 
-    def __init__(self, producer: str = "", vhost: str = "/") -> None:
+    def __init__(self, producer: str = "", vhost: str = "/", *, ascending: bool = False) -> None:
         self.runs: list[pb.Run] = []  # as they stand in the log
         self.log_is_safe = True
         self.log: Any = SimpleNamespace(end=FIRST - 1, unfinished=False)
@@ -97,7 +97,8 @@ class Connection:
         client, broker = self._sockets
         self.relay = ClientConnection(
             door, self.replica, client, broker, Agreed(
-                user="app", vhost=vhost, producer=producer, instance="", peer=None, may_write=True, frame_max_bytes=frames.FRAME_MAX_BYTES,
+                user="app", vhost=vhost, producer=producer, ascending=ascending, instance="", peer=None, may_write=True,
+                frame_max_bytes=frames.FRAME_MAX_BYTES,
                 broker_frame_max_bytes=frames.FRAME_MAX_BYTES, heartbeat_s=0, told_blocked=False, channels_max=2_046, broker_channels_max=2_047,
             ),
         )  # fmt: skip
@@ -185,6 +186,53 @@ def test_ids_of_the_producer_break_a_run_where_they_do_not_follow_each_other() -
         told = [(run.enqueues.id_first, len(run.enqueues.lengths)) for run in connection.runs]
         assert told == [(0, 3), (1, 2), (4, 1), (0, 3)]
         assert connection.replica.next_sequence == FIRST + 9
+
+    asyncio.run(scenario())
+
+
+def numbered(number: int) -> bytes:
+    return message("orders", content_header.field(ID, b"p/%d" % number), True, b"abc")[0]
+
+
+def test_an_ascending_producer_makes_known_what_it_skips_but_not_what_was_refused() -> None:
+    async def scenario() -> None:
+        connection = Connection("p", ascending=True)
+        relay = connection.relay
+        relay.broker_data(encode.method_frame(1, commands.Confirm.SelectOk()))
+        relay.client_data(b"".join(map(numbered, (3, 4, 9, 5, 1 << 60))))
+        connection.replica.flush()
+        relay.broker_data(encode.nack(1, 4))
+        relay.client_data(numbered((1 << 60) + 1) + numbered(1 << 60) + numbered(7))
+        connection.replica.flush()
+        told = [(e.id_skipped, e.id_first, len(e.lengths)) for run in connection.runs if (e := run.enqueues).producer]
+        top = 1 << 60
+        assert told == [(2, 3, 2), (4, 9, 1), (top - 10, top, 1), (0, top + 1, 1), (0, top, 1)]
+        dedup = connection.replica.index.dedup
+        assert all(dedup.seen(relay.producer_key, n) for n in (1, 3, 5, 7, 9, 1 << 40, top, top + 1))
+        assert not dedup.seen(relay.producer_key, top + 2)
+        assert relay.door.counters["repeats"] == 2, "5 and 7 are confirmed, and not published"
+
+    asyncio.run(scenario())
+
+
+def test_an_ascending_producer_whose_entry_goes_nowhere_loses_its_channel() -> None:
+    """The entry has no place in the log: the next number would make its number known, and a repeat would be confirmed."""
+
+    async def scenario() -> None:
+        connection = Connection("p", vhost="lrq", ascending=True)
+        relay = connection.relay
+
+        def transmission(number: int, destination: str) -> bytes:
+            entry = pb.RoutingTableEntryMsg(destinations=[destination], payload=0)
+            body = pb.Transaction(client_name="c", type=pb.LOG_ENTRY_SYNC, payloads=[b"x"], entries=[entry]).SerializeToString()
+            return message("LRQ_Send_LogEntries", content_header.field(ID, b"p/%d" % number), True, body)[0]
+
+        relay.client_data(transmission(5, "west") + transmission(7, "nowhere") + transmission(8, "west"))
+        connection.replica.flush()
+        assert [(run.transmission.id, run.transmission.id_skipped) for run in connection.runs] == [(5, 4)]
+        assert relay.channels[1].closing
+        assert b"nowhere" in relay.channels[1].refusal
+        assert not connection.replica.index.dedup.seen(relay.producer_key, 7)
 
     asyncio.run(scenario())
 
