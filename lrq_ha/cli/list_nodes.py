@@ -141,7 +141,11 @@ def _from_lab(file: Path, token_file: Path | None, ca: str) -> list[Target]:
 
 
 def _from_config(file: Path, token_file: Path | None, ca: str) -> list[Target]:
-    config = configuration.read(file)
+    return targets_of(configuration.read(file), file, token_file, ca)
+
+
+def targets_of(config: configuration.Config, file: Path, token_file: Path | None, ca: str) -> list[Target]:
+    """The nodes of a configuration: its own first. Raises LrqError if a file that requests need cannot be used."""
     host, _, port = config.http.listen.rpartition(":")
     # A sidecar that listens on all addresses is reached on this machine's own.
     host = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}.get(host, host)
@@ -418,7 +422,7 @@ def add_command(
     return parser
 
 
-def _width() -> int | None:
+def terminal_width() -> int | None:
     """Columns of the terminal; None if standard output is none."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
@@ -430,7 +434,7 @@ def _list(args: argparse.Namespace) -> int:
         if args.watch and args.format == "text":
             # On a terminal each table takes the place of the one before; else an empty line parts them.
             print("\x1b[H\x1b[2J", end="") if sys.stdout.isatty() else print()
-        print(as_json(reports) if args.format == "json" else as_text(reports, _width()), flush=True)
+        print(as_json(reports) if args.format == "json" else as_text(reports, terminal_width()), flush=True)
         say_if_several(reports)
         if not args.watch:
             return 1 if all(report.failure for report in reports) else 0

@@ -304,7 +304,13 @@ def load(path: Path) -> Config:
 
 
 def exposed(path: Path) -> str:
-    """Text: other users may read, or write, a file with passwords, with the command to forbid it; empty if they may not.
+    """Text: other users may read, or write, a file with passwords, with the command to forbid it; empty if they may not."""
+    what, command = find_exposure(path)
+    return f"{what}: run: {command}" if what else ""
+
+
+def find_exposure(path: Path) -> tuple[str, str]:
+    """Text that other users may read, or write, a file with passwords, and the command to forbid it; both empty if they may not.
 
     A group's permissions do not count if the sidecar may need them: its user is not the owner, or root looks at the file of a service's group.
     """
@@ -317,8 +323,8 @@ def exposed(path: Path) -> str:
     else:  # this user is one of the others
         others, command = 0o077, f"chown {me} {file} && chmod go-rwx {file}"
     if not mode & others:
-        return ""
-    return f"{path} holds passwords, and other users may use it (its mode is {mode:04o}): run: {command}"
+        return "", ""
+    return f"{path} holds passwords, and other users may use it (its mode is {mode:04o})", command
 
 
 def unprotected(config: Config) -> str:
