@@ -402,18 +402,19 @@ def sample() -> str:
                 continue  # a table of its own
             if info.description:
                 lines.append(f"{off}# {info.description}")
-            lines.append(f"{off}{name} = {_REQUIRED.get(f'{prefix}.{name}') or _toml(info.default)}")
+            lines.append(f"{off}{name} = {_REQUIRED.get(f'{prefix}.{name}') or toml_value(info.default)}")
         lines.append("")
     return "\n".join(lines)
 
 
-def _toml(value: object) -> str:
+def toml_value(value: object) -> str:
+    """A value as TOML writes it."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, dict):
-        return "{ " + ", ".join(f"{_toml(key)} = {_toml(v)}" for key, v in value.items()) + " }"
+        return "{ " + ", ".join(f"{toml_value(key)} = {toml_value(v)}" for key, v in value.items()) + " }"
     if isinstance(value, list):
-        return "[" + ", ".join(_toml(v) for v in value) + "]"
+        return "[" + ", ".join(toml_value(v) for v in value) + "]"
     if isinstance(value, str):
         return "'" + value + "'" if "\\" in value or "^" in value else f'"{value}"'
     return str(value)

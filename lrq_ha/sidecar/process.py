@@ -136,6 +136,7 @@ class Process:
         node = self.config.node
         found: dict[str, Any] = {"node": node.name, "id": node.id, "group": node.group, "software": __version__, "time": time.time()}
         found["files_max"] = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        found["certificates"] = self._expiries.read()
         found["shared"] = dict(self.config.settings().shared)
         with open("/proc/self/statm", encoding="ascii") as file:
             found["rss_bytes"] = int(file.read().split()[1]) * resource.getpagesize()
