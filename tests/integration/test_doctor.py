@@ -88,7 +88,7 @@ FAULTS = {
     "no administrator": Fault("management", Level.SKIPPED, "does not let user 'lrq' in", ctl("set_user_tags", "lrq", "impersonator")),
     "small messages": Fault(
         "message-size", Level.WARN, "refuses a message of 16777216 bytes",
-        ctl("eval", "application:set_env(rabbit, max_message_size, 1000000), persistent_term:erase(max_message_size)."),
+        ctl("eval", "application:set_env(rabbit, max_message_size, 1000000), persistent_term:put(max_message_size, 1000000)."),
     ),
 }  # fmt: skip
 QUICK = ("no permissions", "no tag")

@@ -76,7 +76,7 @@ def _check_message_size(broker: Broker, facts: Facts) -> Iterator[Finding]:
             f"its broker refuses a message of {broker.refused_bytes} bytes, and door.message_bytes_max lets {most} in: "
             "a node stops whose broker refuses what the primary's takes",
             f"Put max_message_size = {most} into rabbitmq.conf of each broker, too, as the command counts until a restart only",
-            f"rabbitmqctl eval 'application:set_env(rabbit, max_message_size, {most}), persistent_term:erase(max_message_size).'",
+            f"rabbitmqctl eval 'application:set_env(rabbit, max_message_size, {most}), persistent_term:put(max_message_size, {most}).'",
         )
 
 
