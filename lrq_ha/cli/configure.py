@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import shtab
+from pydantic import BaseModel
 
 from broker_plugin.amqp.errors import grant, impersonate
 from lrq_ha.errors import LrqError
@@ -130,36 +131,42 @@ def _show(args: argparse.Namespace) -> int:
     path = args.config or (Path(name) if (name := os.environ.get(CONFIG_VARIABLE)) else None)
     if path is None:
         raise LrqError("no node is named", todo=f"Name its configuration with --config FILE, or in {CONFIG_VARIABLE}")
-    config = configuration.read(path)
-    print("\n".join(_tables("", config.model_dump(mode="json", exclude_none=True, exclude_unset=args.changed))), end="")
+    print("\n".join(_table_lines("", configuration.read(path), changed=args.changed)), end="")
     return 0
 
 
-def _tables(heading: str, table: dict[str, Any], *, listed: bool = False) -> list[str]:
-    """The lines of a TOML table, its own keys first. Secrets are masked."""
-    keys = {key: value for key, value in table.items() if not _is_tables(value)}
+def _table_lines(heading: str, table: BaseModel, *, changed: bool, listed: bool = False) -> list[str]:
+    """The lines of a TOML table, its own keys first, secrets masked. `changed`: only the keys of the file; `listed`: it is one of several."""
+    names = [name for name in type(table).model_fields if not changed or name in table.model_fields_set]
+    values = {name: value for name in names if (value := getattr(table, name)) is not None}
+    inner = {name: found for name, value in values.items() if (found := _tables_in(value))}
+    keys = [name for name in values if name not in inner]
     lines = [f"[[{heading}]]" if listed else f"[{heading}]"] if heading and (keys or listed) else []
-    lines += [f"{key} = {configuration.toml_value(_mask(key, value))}" for key, value in keys.items()]
+    lines += [f"{name} = {configuration.toml_value(_mask(name, values[name]))}" for name in keys if not _is_empty_list_of_tables(table, name)]
     lines += [""] if lines else []
-    for key, value in table.items():
-        inner = f"{heading}.{key}" if heading else key
-        if isinstance(value, dict) and _is_tables(value):
-            lines += _tables(inner, value)
-        elif _is_tables(value):
-            lines += [line for each in value for line in _tables(inner, each, listed=True)]
+    for name, tables in inner.items():
+        for key, each in tables:
+            where = ".".join(filter(None, (heading, name, key)))
+            lines += _table_lines(where, each, changed=changed, listed=isinstance(values[name], list))
     return lines
 
 
-def _is_tables(value: object) -> bool:
-    """Whether a value is written as a table, or as several; a dictionary of strings (patterns) is written in one line."""
+def _tables_in(value: Any) -> list[tuple[str, BaseModel]]:
+    """The tables that a key holds, each with its name if they have names."""
+    if isinstance(value, BaseModel):
+        return [("", value)]
     if isinstance(value, dict):
-        return not value or not all(isinstance(each, str) for each in value.values()) or set(value) >= {"listen"}
-    return isinstance(value, list) and bool(value) and all(isinstance(each, dict) for each in value)
+        return [(key, each) for key, each in value.items() if isinstance(each, BaseModel)]
+    return [("", each) for each in value if isinstance(each, BaseModel)] if isinstance(value, list) else []
+
+
+def _is_empty_list_of_tables(table: BaseModel, name: str) -> bool:
+    return getattr(table, name) in ([], {}) and bool(configuration.models_in(type(table).model_fields[name].annotation))
 
 
 def _mask(key: str, value: Any) -> Any:
     if key in _HIDDEN:
-        return "***"
+        return {"***": "***"} if isinstance(value, dict) else "***"
     if key in SECRET:
         return [redact(each) for each in value] if isinstance(value, list) else redact(value)
     return value

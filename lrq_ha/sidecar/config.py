@@ -245,10 +245,10 @@ def _may_show(location: tuple[int | str, ...], value: object) -> bool:
     if not names or SECRET & set(names[1:]) or not isinstance(value, str | int | float | bool):
         return False
     field = _table(location).model_fields.get(names[-1])
-    return field is not None and not _models(field.annotation)
+    return field is not None and not models_in(field.annotation)
 
 
-def _models(annotation: Any) -> list[type[BaseModel]]:
+def models_in(annotation: Any) -> list[type[BaseModel]]:
     """The tables that a key holds."""
     parts = (annotation, *getattr(annotation, "__args__", ()))
     return [part for part in parts if isinstance(part, type) and issubclass(part, BaseModel)]
@@ -259,7 +259,7 @@ def _table(location: tuple[int | str, ...]) -> type[BaseModel]:
     model: type[BaseModel] = Config
     for part in location[:-1]:
         if isinstance(part, str) and part in model.model_fields:  # else it is the name of an interceptor
-            model = next(iter(_models(model.model_fields[part].annotation)), model)
+            model = next(iter(models_in(model.model_fields[part].annotation)), model)
     return model
 
 
@@ -398,7 +398,7 @@ def sample() -> str:
         prefix = heading.strip("#[] ")
         lines.append(heading)
         for name, info in model.model_fields.items():
-            if _models(info.annotation):
+            if models_in(info.annotation):
                 continue  # a table of its own
             if info.description:
                 lines.append(f"{off}# {info.description}")

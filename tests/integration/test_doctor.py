@@ -165,7 +165,7 @@ def stopped(lab: Lab) -> Iterator[None]:
 
 @contextmanager
 def full_disk(lab: Lab) -> Iterator[None]:
-    lab.ctl("e2", "set_disk_free_limit", "100TB")
+    lab.ctl("e2", "set_disk_free_limit", "1000000GB")
     yield
     lab.ctl("e2", "set_disk_free_limit", "10MB")
 

@@ -72,11 +72,13 @@ def sound(tmp_path: Path) -> Facts:
     logins = {"vhosts": ["/", "lrq"], "users": {"app": [], "lrq": ["administrator"]}, "plugins": ["rabbitmq_management"]}
     other = status | {"node": "e2", "id": 2, "role": "ready", "peers": {"e1": {"problem": ""}}}
     node = {"name": "rabbit@e1", "disk_free": 100 << 30, "disk_free_limit": 50 << 20, "enabled_plugins": ["rabbitmq_management"]}
-    listeners = [
+    listeners: list[dict[str, Any]] = [
         {"protocol": "amqp", "ip_address": "127.0.0.1", "port": 5672}, {"protocol": "clustering", "ip_address": "::", "port": 25672},
         {"protocol": "http", "ip_address": "::1", "port": 15672}, {"protocol": "http/prometheus", "ip_address": "::", "port": 15692},
     ]  # fmt: skip
-    connections = [{"user": "lrq", "name": "own"}, {"user": "app", "name": "door", "client_properties": {"lrq_client_address": "192.0.2.7:4"}}]
+    connections: list[dict[str, Any]] = [
+        {"user": "lrq", "name": "own"}, {"user": "app", "name": "door", "client_properties": {"lrq_client_address": "192.0.2.7:4"}},
+    ]  # fmt: skip
     api = BrokerApi({"listeners": listeners}, node, [LOG, ORDERS], connections, [], ["app", "lrq"], ["/", "lrq"])
     return Facts(
         path, config, Host(NOW), Node("e1", "http://127.0.0.1:8080", status, logins=logins),
