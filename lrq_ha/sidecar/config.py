@@ -33,6 +33,7 @@ from lrq_ha.errors import LrqError
 from lrq_ha.interceptors import plugins
 from lrq_ha.replication.settings import NodeSettings
 
+from . import secrets
 from .http.tokens import TokenFile
 from .tables import (
     LARGEST_PER_LOG,
@@ -263,14 +264,21 @@ def _table(location: tuple[int | str, ...]) -> type[BaseModel]:
     return model
 
 
-def read(path: Path) -> Config:
+def read(path: Path, *, strict: bool = False) -> Config:
     """Reads and checks a configuration file, but not the files that it names: so an operator's commands find the nodes even if those are gone.
+
+    Args:
+        path: The file.
+        strict: Every reference to a secret must lead to one (`secrets`).
 
     Raises:
         ConfigError: It cannot be read, is not TOML, or has unknown, missing or wrong keys (all of them are named).
     """
     try:
-        return Config.model_validate(tomllib.loads(path.read_text("utf-8")), context={"folder": path.parent})
+        tables = secrets.resolve(tomllib.loads(path.read_text("utf-8")), path.parent, strict=strict)
+        return Config.model_validate(tables, context={"folder": path.parent})
+    except secrets.MissingSecret as error:
+        raise ConfigError(f"{path}: {error.what}", todo=error.todo) from error
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}", todo="Name a node's configuration with --config") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -285,7 +293,7 @@ def load(path: Path) -> Config:
     Raises:
         ConfigError: As `read`; or it names files or interceptors that cannot be used.
     """
-    config = read(path)
+    config = read(path, strict=True)
     named = (("tls", "client_tls"), ("door.tls", "server_tls"), ("http.tls", "http_tls"), ("http.token_file", "tokens"))
     for table, attribute in named:
         try:
@@ -324,7 +332,18 @@ def find_exposure(path: Path) -> tuple[str, str]:
         others, command = 0o077, f"chown {me} {file} && chmod go-rwx {file}"
     if not mode & others:
         return "", ""
-    return f"{path} holds passwords, and other users may use it (its mode is {mode:04o})", command
+    return f"{path} holds secrets, and other users may use it (its mode is {mode:04o})", command
+
+
+def secret_files(path: Path, config: Config) -> list[Path]:
+    """The files with passwords, tokens and keys of a node: its configuration, which is readable, and those that it names."""
+    named = [
+        config.http.token_file,
+        config.coordination.password_file if config.coordination else "",
+        *(table.key for table in (config.door.tls, config.http.tls, config.tls) if table),
+    ]
+    referred = secrets.find_files(tomllib.loads(path.read_text("utf-8")), path.parent)
+    return list(dict.fromkeys([path, *referred, *(Path(file) for file in named if file)]))
 
 
 def unprotected(config: Config) -> str:

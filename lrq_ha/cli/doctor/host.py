@@ -12,7 +12,7 @@ from pathlib import Path
 from broker_plugin.amqp.tls import TlsError, client_files, server_files
 from lrq_ha.errors import LrqError
 from lrq_ha.sidecar.certificates import read_expiry, shake_hands
-from lrq_ha.sidecar.config import Config, find_exposure
+from lrq_ha.sidecar.config import Config, find_exposure, secret_files
 
 from .facts import Certificate, Host
 
@@ -31,16 +31,6 @@ def read_host(path: Path, config: Config) -> Host:
         overcommit=_number(PROC / "sys/vm/overcommit_memory"),
         certificates=list(_certificates(config)),
     )
-
-
-def secret_files(path: Path, config: Config) -> list[Path]:
-    """The files with passwords, tokens and keys that a node has."""
-    named = [
-        config.http.token_file,
-        config.coordination.password_file if config.coordination else "",
-        *(table.key for table in (config.door.tls, config.http.tls, config.tls) if table),
-    ]
-    return list(dict.fromkeys([path, *(Path(file) for file in named if file)]))
 
 
 def _exposure(file: Path) -> tuple[str, str]:
