@@ -20,6 +20,7 @@ import logging
 import time
 import uuid
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from shlex import quote
 
 from lrq_ha.errors import LrqError
@@ -104,36 +105,69 @@ class BrokerRights:
 
     async def _try_out(self, vhost: str) -> str:
         """The missing right and the command that mends it; empty if none is missing. Raises LrqError if that cannot be found out."""
-        user, name = self._broker.user, f"{QUEUE_PREFIX}{uuid.uuid4().hex[:12]}"
-        todo = grant(vhost, user)
-        connection = self._connections.pop(vhost, None)
-        try:
-            if connection is None or connection.error is not None:
-                connection = await open_vhost(self._broker, vhost)
-        except VhostNotFound:
-            if vhost in self._replica.entered:
-                return ""
-            if await self.provide(vhost):
-                return await self._try_out(vhost)
-            return f"its broker has no vhost '{vhost}': rabbitmqctl add_vhost {quote(vhost)} && {todo}"
-        except ConnectionLimit:
-            raise
-        except AccessRefused:
-            return f"user '{user}' has no permissions in vhost '{vhost}' of its broker: {todo}"
-        try:
-            await _use_a_queue(connection, name)
-        except ChannelClosed as error:
-            connection.abort()
-            if error.code == ACCESS_REFUSED:
-                return f"user '{user}' lacks permissions in vhost '{vhost}' of its broker: {todo}"
-            if error.code == PRECONDITION_FAILED and "user_id" in error.text:
-                return f"user '{user}' of its broker may not publish for other users: {impersonate(user)}"
-            raise
-        except BaseException:
-            connection.abort()
-            raise
-        self._connections[vhost] = connection
-        return ""
+        found, connection = await try_rights(self._broker, vhost, self._connections.pop(vhost, None))
+        if connection is not None:
+            self._connections[vhost] = connection
+        if found is None or (found.no_vhost and vhost in self._replica.entered):
+            return ""
+        if found.no_vhost and await self.provide(vhost):
+            return await self._try_out(vhost)
+        return f"{found.what}: {found.command}"
+
+
+@dataclass(frozen=True)
+class MissingRight:
+    """A right that the sidecar's user lacks at a broker.
+
+    Attributes:
+        what: The right, one sentence.
+        command: The command that gives it.
+        no_vhost: The vhost itself does not exist.
+    """
+
+    what: str
+    command: str
+    no_vhost: bool = False
+
+
+async def try_rights(broker: Address, vhost: str, connection: Connection | None = None) -> tuple[MissingRight | None, Connection | None]:
+    """Tries out whether a user may do in a vhost all that applying the log needs.
+
+    Args:
+        broker: The broker and the user; its vhost is replaced.
+        vhost: The vhost.
+        connection: One of an earlier try, which is used again, or ended.
+
+    Returns:
+        The first right that is missing, None if none is; and a connection for the next try, if nothing was refused over it.
+
+    Raises:
+        LrqError: It cannot be found out.
+    """
+    user, name = broker.user, f"{QUEUE_PREFIX}{uuid.uuid4().hex[:12]}"
+    todo = grant(vhost, user)
+    try:
+        if connection is None or connection.error is not None:
+            connection = await open_vhost(broker, vhost)
+    except VhostNotFound:
+        return MissingRight(f"its broker has no vhost '{vhost}'", f"rabbitmqctl add_vhost {quote(vhost)} && {todo}", no_vhost=True), None
+    except ConnectionLimit:
+        raise
+    except AccessRefused:
+        return MissingRight(f"user '{user}' has no permissions in vhost '{vhost}' of its broker", todo), None
+    try:
+        await _use_a_queue(connection, name)
+    except ChannelClosed as error:
+        connection.abort()
+        if error.code == ACCESS_REFUSED:
+            return MissingRight(f"user '{user}' lacks permissions in vhost '{vhost}' of its broker", todo), None
+        if error.code == PRECONDITION_FAILED and "user_id" in error.text:
+            return MissingRight(f"user '{user}' of its broker may not publish for other users", impersonate(user)), None
+        raise
+    except BaseException:
+        connection.abort()
+        raise
+    return None, connection
 
 
 async def _provide_nothing(_vhost: str) -> bool:

@@ -14,7 +14,6 @@ import asyncio
 import base64
 import html
 import json
-from shlex import quote
 from typing import Any
 from urllib.parse import quote as percent_encode
 
@@ -22,6 +21,7 @@ import aiohttp
 
 from lrq_ha.errors import LrqError
 
+from ..amqp.errors import impersonate
 from .objects import KINDS, Key, Listing, canonical, read_listing
 
 REQUEST_TIMEOUT_S = 5.0
@@ -32,7 +32,17 @@ ENABLE = "rabbitmq-plugins enable rabbitmq_management"
 
 
 class ManagementUnavailable(LrqError):
-    """The management API does not answer, or not to the sidecar's user."""
+    """The management API does not answer, or not to the sidecar's user.
+
+    Attributes:
+        problem: What is wrong.
+        command: The command that mends it.
+    """
+
+    def __init__(self, problem: str, command: str = ENABLE) -> None:
+        super().__init__(f"{problem}: users and policies are not replicated; run: {command}", retriable=True)
+        self.problem = problem
+        self.command = command
 
 
 class ObjectRefused(LrqError):
@@ -68,6 +78,15 @@ class Management:
         """
         answers = await asyncio.gather(*(self._list(kind.path) for kind in LISTS))
         return read_listing(dict(zip((kind.name for kind in LISTS), answers)), self.user)
+
+    async def fetch(self, path: str) -> Any:
+        """The answer to GET /api/PATH. Raises ManagementUnavailable: It does not answer, or with an error."""
+        return await self._list(path)
+
+    async def plugins(self) -> list[str]:
+        """The plugins that an operator has enabled at the broker. Raises ManagementUnavailable."""
+        node = (await self.fetch("overview"))["node"]
+        return sorted(next((each.get("enabled_plugins", []) for each in await self.fetch("nodes") if each["name"] == node), []))
 
     async def has_vhost(self, vhost: str) -> bool:
         """Whether the broker has a vhost. Raises ManagementUnavailable."""
@@ -129,12 +148,10 @@ class Management:
             raise self._unavailable("its answer is not JSON") from None
 
     def _unavailable(self, why: str) -> ManagementUnavailable:
-        what = f"its broker's management API is not reachable at {self._url} ({why}): users and policies are not replicated; run"
-        return ManagementUnavailable(f"{what}: {ENABLE}", retriable=True)
+        return ManagementUnavailable(f"its broker's management API is not reachable at {self._url} ({why})")
 
     def _not_let_in(self) -> ManagementUnavailable:
-        what = f"its broker's management API does not let user '{self.user}' in: users and policies are not replicated; run"
-        return ManagementUnavailable(f"{what}: rabbitmqctl set_user_tags {quote(self.user)} administrator impersonator", retriable=True)
+        return ManagementUnavailable(f"its broker's management API does not let user '{self.user}' in", impersonate(self.user))
 
 
 def _path(key: Key) -> str:

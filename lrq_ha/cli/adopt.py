@@ -171,7 +171,8 @@ def _run(args: argparse.Namespace) -> int:
         text = args.definitions.read_text("utf-8") if args.definitions else sys.stdin.read()
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not text"
-        raise LrqError(f"{args.definitions or 'standard input'} cannot be read: {why}") from error
+        what = f"{args.definitions or 'standard input'} cannot be read: {why}"
+        raise LrqError(what, todo="Give the output of `rabbitmqctl export_definitions -`") from error
     to = door_options.address(args)
     # rabbitmqctl may print a line of its own first.
     whole = [asyncio.run(_adopt(each, to, dry_run=args.dry_run)) for each in read_definitions(text[max(text.find("{"), 0) :], args.vhost)]
@@ -325,7 +326,8 @@ class _Pass:
                 else:
                     await self._read_on()
         except ChannelClosed as error:
-            raise LrqError(f"queue {self._queue}: the broker refuses to take a message again: {error.text}") from error
+            todo = "Mend what the broker names, then run this again"
+            raise LrqError(f"queue {self._queue}: the broker refuses to take a message again: {error.text}", todo=todo) from error
         await self._give_back()
         await writer.close()
         return not self._obstacle
@@ -417,7 +419,7 @@ class _Pass:
             raise
         if self._refused:
             await self._let_go(published)
-            raise LrqError(f"queue {self._queue} refuses messages (it has a length limit): raise the limit, then run this again")
+            raise LrqError(f"queue {self._queue} refuses messages (it has a length limit)", todo="Raise the limit, then run this again")
         for reader, tag, *_ in new:
             reader.ack(tag)
         self._adopted += len(new)

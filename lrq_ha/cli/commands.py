@@ -46,7 +46,8 @@ def _add_promote(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]
         "Makes NODE the primary of its group. It is refused where NODE can tell that confirmed messages would be lost or two primaries arise. What "
         "it cannot tell is whether OTHER went on without it before it went down: in mode available a primary that has lost its backup does, after "
         "backup_timeout_s. So the answer says when NODE last heard its primary; what was confirmed after that is lost. See it before with --dry-run.",
-        "examples:\n  lrq-ha promote e2 --down e1 --dry-run\n  lrq-ha promote e2 --down e1",
+        "examples:\n  lrq-ha promote e2 --down e1 --dry-run\n  lrq-ha promote e2 --down e1\n  lrq-ha failover e2      with etcd: it needs no --down",
+        aliases=("failover",),
     )
     promote.add_argument("node", metavar="NODE", help="node to promote")
     promote.add_argument(

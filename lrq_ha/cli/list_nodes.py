@@ -17,7 +17,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -141,7 +141,11 @@ def _from_lab(file: Path, token_file: Path | None, ca: str) -> list[Target]:
 
 
 def _from_config(file: Path, token_file: Path | None, ca: str) -> list[Target]:
-    config = configuration.read(file)
+    return targets_of(configuration.read(file), file, token_file, ca)
+
+
+def targets_of(config: configuration.Config, file: Path, token_file: Path | None, ca: str) -> list[Target]:
+    """The nodes of a configuration: its own first. Raises LrqError if a file that requests need cannot be used."""
     host, _, port = config.http.listen.rpartition(":")
     # A sidecar that listens on all addresses is reached on this machine's own.
     host = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}.get(host, host)
@@ -380,6 +384,13 @@ def as_json(reports: Sequence[Report]) -> str:
     )
 
 
+def as_tsv(reports: Sequence[Report]) -> str:
+    """The nodes as lines of cells with tabs between, below a line of headings; the last cell is the reason."""
+    primaries = {report.target.group: primary_of(report.target.group, reports) for report in reports}
+    rows = [(*_row(report, primaries[report.target.group]), _why(report)) for report in reports]
+    return "\n".join("\t".join(map(one_line, row)) for row in ((*_HEADINGS, "REASON"), *rows))
+
+
 # ---- the commands ----------------------------------------------------------------------------------------------------
 
 
@@ -396,16 +407,23 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "Exit code 0 if at least one node answered, 1 if none did.",
     )
     show.add_argument("--watch", action="store_true", help=f"again every {WATCH_INTERVAL_S:g} s until Ctrl-C")
-    show.add_argument("--format", choices=("text", "json"), default="text", help="json: one line, one list (default: %(default)s)")
+    show.add_argument("--format", choices=("text", "json", "tsv"), default="text", help="json: one line, one list; tsv: the table, with tabs "
+                      "(default: %(default)s)")
     show.set_defaults(run=_list)
 
 
 def add_command(
-    subparsers: argparse._SubParsersAction[argparse.ArgumentParser], name: str, summary: str, description: str, epilog: str, *, ca: bool = True
+    subparsers: argparse._SubParsersAction[argparse.ArgumentParser], name: str, summary: str, description: str, epilog: str, *, ca: bool = True,
+    aliases: Sequence[str] = (),
 ) -> argparse.ArgumentParser:
-    """Adds a command that asks nodes. `ca`: it gets the option --ca; else the command has one of its own."""
+    """Adds a command that asks nodes. `ca`: it gets the option --ca; else the command has one of its own. `aliases`: its other names."""
     parser = subparsers.add_parser(
-        name, help=summary, description=description, epilog=f"{_WHERE}\n{epilog}", formatter_class=argparse.RawDescriptionHelpFormatter
+        name,
+        aliases=aliases,
+        help=summary,
+        description=description,
+        epilog=f"{_WHERE}\n{epilog}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--config", type=Path, metavar="FILE", help="configuration of a node: it and its peers are asked")
@@ -418,9 +436,14 @@ def add_command(
     return parser
 
 
-def _width() -> int | None:
+def terminal_width() -> int | None:
     """Columns of the terminal; None if standard output is none."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+_FORMATS: Mapping[str, Callable[[Sequence[Report]], str]] = {
+    "text": lambda reports: as_text(reports, terminal_width()), "json": as_json, "tsv": as_tsv,
+}  # fmt: skip
 
 
 def _list(args: argparse.Namespace) -> int:
@@ -430,7 +453,7 @@ def _list(args: argparse.Namespace) -> int:
         if args.watch and args.format == "text":
             # On a terminal each table takes the place of the one before; else an empty line parts them.
             print("\x1b[H\x1b[2J", end="") if sys.stdout.isatty() else print()
-        print(as_json(reports) if args.format == "json" else as_text(reports, _width()), flush=True)
+        print(_FORMATS[args.format](reports), flush=True)
         say_if_several(reports)
         if not args.watch:
             return 1 if all(report.failure for report in reports) else 0

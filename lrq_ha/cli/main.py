@@ -13,7 +13,23 @@ import sys
 from collections.abc import Sequence
 
 from lrq_ha import __version__, demo
-from lrq_ha.cli import adopt, commands, coordination, definitions, lab, list_nodes, peek, reinit, republish, resync, sidecar
+from lrq_ha.cli import (
+    adopt,
+    check_group,
+    commands,
+    configure,
+    coordination,
+    definitions,
+    describe_group,
+    lab,
+    list_nodes,
+    peek,
+    reinit,
+    republish,
+    resync,
+    sidecar,
+)
+from lrq_ha.cli.doctor import command as doctor
 from lrq_ha.cli.text import one_line
 from lrq_ha.errors import LrqError
 
@@ -49,6 +65,8 @@ def parser() -> argparse.ArgumentParser:
     subparsers = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
     sidecar.add_parser(subparsers)
     list_nodes.add_parser(subparsers)
+    describe_group.add_parser(subparsers)
+    check_group.add_parser(subparsers)
     commands.add_parser(subparsers)
     peek.add_parser(subparsers)
     reinit.add_parser(subparsers)
@@ -57,8 +75,10 @@ def parser() -> argparse.ArgumentParser:
     adopt.add_parser(subparsers)
     definitions.add_parser(subparsers)
     coordination.add_parser(subparsers)
+    doctor.add_parser(subparsers)
     lab.add_parser(subparsers)
     demo.add_parser(subparsers)
+    configure.add_parser(subparsers, parser)
     return top
 
 

@@ -20,6 +20,7 @@ from .list_nodes import Target, add_command, find_targets, named, refused, tell
 
 READ_TIMEOUT_S = 60.0
 TAIL_MODE = 0o600  # it holds messages
+_AGAIN = "See the node with `lrq-ha list`, then run this again"
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -56,7 +57,7 @@ def _new(file: Path) -> BinaryIO:
     except FileExistsError:
         raise LrqError(f"{file} exists already", todo="Name a file that does not") from None
     except OSError as error:
-        raise LrqError(f"{file} cannot be written: {error.strerror}") from error
+        raise LrqError(f"{file} cannot be written: {error.strerror}", todo="Name another file") from error
 
 
 def _may_save(target: Target, file: Path) -> None:
@@ -66,7 +67,7 @@ def _may_save(target: Target, file: Path) -> None:
     try:
         _open_tail(target).close()
     except (OSError, http.client.HTTPException) as error:
-        raise LrqError(f"{target.http}/tail cannot be read: {error}", retriable=True) from error
+        raise LrqError(f"{target.http}/tail cannot be read: {error}", todo=_AGAIN, retriable=True) from error
 
 
 def _reinit(args: argparse.Namespace) -> int:
@@ -95,17 +96,18 @@ def _save(target: Target, file: Path) -> int:
                 entry = json.loads(line)
                 complete = entry["kind"] == "end"
                 if entry["kind"] == "error":
-                    raise LrqError(f"{target.name} cannot give all of its entries, so nothing was saved, and nothing is deleted: {entry['text']}")
+                    text = f"{target.name} cannot give all of its entries, so nothing was saved, and nothing is deleted: {entry['text']}"
+                    raise LrqError(text, todo="Mend what it names, then run this again")
                 if not complete:
                     out.write(line)
                     count += 1
             out.flush()
             os.fsync(out.fileno())
     except (OSError, http.client.HTTPException, ValueError) as error:
-        raise LrqError(f"{url} cannot be saved to {file}: {error}", retriable=True) from error
+        raise LrqError(f"{url} cannot be saved to {file}: {error}", todo=_AGAIN, retriable=True) from error
     finally:
         if not complete:
             file.unlink()
     if not complete:
-        raise LrqError(f"{url} ended too early: nothing was saved, and nothing is deleted", retriable=True)
+        raise LrqError(f"{url} ended too early: nothing was saved, and nothing is deleted", todo=_AGAIN, retriable=True)
     return count

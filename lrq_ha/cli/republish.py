@@ -38,6 +38,7 @@ from lrq_ha.routing.names import NUMBERS_MAX, numbers_queue
 from . import door_options
 from .text import one_line
 
+_WHICH_FILE = "Name a file that `lrq-ha reinit --export` made"
 WINDOW_MESSAGES = 1_000
 WINDOW_BYTES = 16 << 20
 NAMED_MAX = 20
@@ -108,11 +109,11 @@ def _entries(file: Path) -> Iterator[dict[str, Any]]:
                     entry = json.loads(line)
                     published = _checked(entry) if entry["kind"] == "publish" else None
                 except (ValueError, KeyError, TypeError, OverflowError, MalformedInput) as error:
-                    raise LrqError(f"{file}, line {number}: not an entry of a tail ({error!r})") from error
+                    raise LrqError(f"{file}, line {number}: not an entry of a tail ({error!r})", todo=_WHICH_FILE) from error
                 if published:
                     yield published
     except OSError as error:
-        raise LrqError(f"{file} cannot be read: {error.strerror}") from error
+        raise LrqError(f"{file} cannot be read: {error.strerror}", todo=_WHICH_FILE) from error
 
 
 def _checked(entry: dict[str, Any]) -> dict[str, Any]:

@@ -93,8 +93,8 @@ def _run(args: argparse.Namespace) -> int:
         print(configuration.sample(), end="")
         return 0
     config = configuration.load(args.config)
-    secrets = [args.config, *([Path(config.http.token_file)] if config.http.token_file else [])]
-    warnings = [text for text in (*map(configuration.exposed, secrets), configuration.unprotected(config)) if text]
+    files = configuration.secret_files(args.config, config)
+    warnings = [text for text in (*map(configuration.exposed, files), configuration.unprotected(config)) if text]
     if args.check:
         for text in warnings:
             print(f"lrq-ha: warning: {text}", file=sys.stderr)

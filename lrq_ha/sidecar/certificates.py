@@ -31,26 +31,33 @@ def read_expiry(context: ssl.SSLContext, certificate: str) -> float:
     asking.check_hostname = False
     asking.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     asking.load_verify_locations(certificate)
+    try:
+        client = shake_hands(asking, context)
+    except ssl.SSLCertVerificationError as error:
+        if error.verify_code == _EXPIRED:
+            return 0.0
+        raise
+    found = (client.getpeercert() or {}).get("notAfter")
+    if not isinstance(found, str):
+        raise ssl.SSLError(f"no handshake with the certificate of {certificate}")
+    return float(ssl.cert_time_to_seconds(found))
+
+
+def shake_hands(asking: ssl.SSLContext, answering: ssl.SSLContext) -> ssl.SSLObject:
+    """A client's end of a handshake in memory. Raises ssl.SSLError: It is refused; SSLCertVerificationError: by the client."""
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
-    client, server = asking.wrap_bio(to_client, to_server), context.wrap_bio(to_server, to_client, server_side=True)
+    client, server = asking.wrap_bio(to_client, to_server), answering.wrap_bio(to_server, to_client, server_side=True)
     for _ in range(_ROUNDS_MAX):
         try:
             client.do_handshake()
             break
         except ssl.SSLWantReadError:
             pass
-        except ssl.SSLCertVerificationError as error:
-            if error.verify_code == _EXPIRED:
-                return 0.0
-            raise
         try:
             server.do_handshake()
         except ssl.SSLWantReadError:
             pass
-    found = (client.getpeercert() or {}).get("notAfter")
-    if not isinstance(found, str):
-        raise ssl.SSLError(f"no handshake with the certificate of {certificate}")
-    return float(ssl.cert_time_to_seconds(found))
+    return client
 
 
 class Expiries:

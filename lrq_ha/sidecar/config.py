@@ -33,6 +33,7 @@ from lrq_ha.errors import LrqError
 from lrq_ha.interceptors import plugins
 from lrq_ha.replication.settings import NodeSettings
 
+from . import secrets
 from .http.tokens import TokenFile
 from .tables import (
     LARGEST_PER_LOG,
@@ -245,10 +246,10 @@ def _may_show(location: tuple[int | str, ...], value: object) -> bool:
     if not names or SECRET & set(names[1:]) or not isinstance(value, str | int | float | bool):
         return False
     field = _table(location).model_fields.get(names[-1])
-    return field is not None and not _models(field.annotation)
+    return field is not None and not models_in(field.annotation)
 
 
-def _models(annotation: Any) -> list[type[BaseModel]]:
+def models_in(annotation: Any) -> list[type[BaseModel]]:
     """The tables that a key holds."""
     parts = (annotation, *getattr(annotation, "__args__", ()))
     return [part for part in parts if isinstance(part, type) and issubclass(part, BaseModel)]
@@ -259,18 +260,25 @@ def _table(location: tuple[int | str, ...]) -> type[BaseModel]:
     model: type[BaseModel] = Config
     for part in location[:-1]:
         if isinstance(part, str) and part in model.model_fields:  # else it is the name of an interceptor
-            model = next(iter(_models(model.model_fields[part].annotation)), model)
+            model = next(iter(models_in(model.model_fields[part].annotation)), model)
     return model
 
 
-def read(path: Path) -> Config:
+def read(path: Path, *, strict: bool = False) -> Config:
     """Reads and checks a configuration file, but not the files that it names: so an operator's commands find the nodes even if those are gone.
+
+    Args:
+        path: The file.
+        strict: Every reference to a secret must lead to one (`secrets`).
 
     Raises:
         ConfigError: It cannot be read, is not TOML, or has unknown, missing or wrong keys (all of them are named).
     """
     try:
-        return Config.model_validate(tomllib.loads(path.read_text("utf-8")), context={"folder": path.parent})
+        tables = secrets.resolve(tomllib.loads(path.read_text("utf-8")), path.parent, strict=strict)
+        return Config.model_validate(tables, context={"folder": path.parent})
+    except secrets.MissingSecret as error:
+        raise ConfigError(f"{path}: {error.what}", todo=error.todo) from error
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}", todo="Name a node's configuration with --config") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -285,7 +293,7 @@ def load(path: Path) -> Config:
     Raises:
         ConfigError: As `read`; or it names files or interceptors that cannot be used.
     """
-    config = read(path)
+    config = read(path, strict=True)
     named = (("tls", "client_tls"), ("door.tls", "server_tls"), ("http.tls", "http_tls"), ("http.token_file", "tokens"))
     for table, attribute in named:
         try:
@@ -304,7 +312,13 @@ def load(path: Path) -> Config:
 
 
 def exposed(path: Path) -> str:
-    """Text: other users may read, or write, a file with passwords, with the command to forbid it; empty if they may not.
+    """Text: other users may read, or write, a file with passwords, with the command to forbid it; empty if they may not."""
+    what, command = find_exposure(path)
+    return f"{what}: run: {command}" if what else ""
+
+
+def find_exposure(path: Path) -> tuple[str, str]:
+    """Text that other users may read, or write, a file with passwords, and the command to forbid it; both empty if they may not.
 
     A group's permissions do not count if the sidecar may need them: its user is not the owner, or root looks at the file of a service's group.
     """
@@ -317,8 +331,19 @@ def exposed(path: Path) -> str:
     else:  # this user is one of the others
         others, command = 0o077, f"chown {me} {file} && chmod go-rwx {file}"
     if not mode & others:
-        return ""
-    return f"{path} holds passwords, and other users may use it (its mode is {mode:04o}): run: {command}"
+        return "", ""
+    return f"{path} holds secrets, and other users may use it (its mode is {mode:04o})", command
+
+
+def secret_files(path: Path, config: Config) -> list[Path]:
+    """The files with passwords, tokens and keys of a node: its configuration, which is readable, and those that it names."""
+    named = [
+        config.http.token_file,
+        config.coordination.password_file if config.coordination else "",
+        *(table.key for table in (config.door.tls, config.http.tls, config.tls) if table),
+    ]
+    referred = secrets.find_files(tomllib.loads(path.read_text("utf-8")), path.parent)
+    return list(dict.fromkeys([path, *referred, *(Path(file) for file in named if file)]))
 
 
 def unprotected(config: Config) -> str:
@@ -392,22 +417,23 @@ def sample() -> str:
         prefix = heading.strip("#[] ")
         lines.append(heading)
         for name, info in model.model_fields.items():
-            if _models(info.annotation):
+            if models_in(info.annotation):
                 continue  # a table of its own
             if info.description:
                 lines.append(f"{off}# {info.description}")
-            lines.append(f"{off}{name} = {_REQUIRED.get(f'{prefix}.{name}') or _toml(info.default)}")
+            lines.append(f"{off}{name} = {_REQUIRED.get(f'{prefix}.{name}') or toml_value(info.default)}")
         lines.append("")
     return "\n".join(lines)
 
 
-def _toml(value: object) -> str:
+def toml_value(value: object) -> str:
+    """A value as TOML writes it."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, dict):
-        return "{ " + ", ".join(f"{_toml(key)} = {_toml(v)}" for key, v in value.items()) + " }"
+        return "{ " + ", ".join(f"{toml_value(key)} = {toml_value(v)}" for key, v in value.items()) + " }"
     if isinstance(value, list):
-        return "[" + ", ".join(_toml(v) for v in value) + "]"
+        return "[" + ", ".join(toml_value(v) for v in value) + "]"
     if isinstance(value, str):
         return "'" + value + "'" if "\\" in value or "^" in value else f'"{value}"'
     return str(value)

@@ -223,10 +223,11 @@ class Definitions:
         return "; ".join(filter(None, (self._problem, *refused, extras and extras + self._name)))
 
     async def names(self) -> dict[str, Any]:
-        """The vhosts, and the users with their tags, of this node's broker. Raises LrqError."""
+        """The vhosts, the users with their tags, and the plugins of this node's broker. Raises LrqError."""
         objects = (await self._management.read()).objects
         users = {key[1]: json.loads(value)["tags"] for key, value in objects.items() if key[0] == "users"}
-        return {"node": self._name, "vhosts": sorted(key[1] for key in objects if key[0] == "vhosts"), "users": users}
+        vhosts = sorted(key[1] for key in objects if key[0] == "vhosts")
+        return {"node": self._name, "vhosts": vhosts, "users": users, "plugins": await self._management.plugins()}
 
     async def compare(self) -> list[dict[str, str]]:
         """The objects in which this node's broker differs from the log, in order: {"object", "how"}. Raises LrqError."""

@@ -133,7 +133,11 @@ class Process:
 
     def status(self) -> dict[str, Any]:
         """The content of GET /status."""
-        found: dict[str, Any] = {"node": self.config.node.name, "group": self.config.node.group, "software": __version__}
+        node = self.config.node
+        found: dict[str, Any] = {"node": node.name, "id": node.id, "group": node.group, "software": __version__, "time": time.time()}
+        found["files_max"] = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        found["certificates"] = self._expiries.read()
+        found["shared"] = dict(self.config.settings().shared)
         with open("/proc/self/statm", encoding="ascii") as file:
             found["rss_bytes"] = int(file.read().split()[1]) * resource.getpagesize()
         found["connections"] = len(self.door.sessions)

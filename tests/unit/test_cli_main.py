@@ -124,7 +124,7 @@ def test_a_file_with_passwords_that_others_may_read(
     monkeypatch.setattr(process, "run", lambda config: 0)
     file = tmp_path / "e1.toml"
     file.write_text(sample())
-    said = f"{file} holds passwords, and other users may use it (its mode is {{}}): run: chmod go-rwx {file}\n"
+    said = f"{file} holds secrets, and other users may use it (its mode is {{}}): run: chmod go-rwx {file}\n"
     for mode in (0o644, 0o640, 0o600):
         file.chmod(mode)
         for options, level in ((["--check"], "lrq-ha: warning: "), ([], " WARNING lrq_ha.config: ")):

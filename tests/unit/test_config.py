@@ -80,7 +80,7 @@ def test_passwords_that_others_may_read(
     said = exposed(file)
     monkeypatch.undo()
     advice = command.format(f"'{file}'")
-    assert said == (f"{file} holds passwords, and other users may use it (its mode is {mode:04o}): run: {advice}" if command else "")
+    assert said == (f"{file} holds secrets, and other users may use it (its mode is {mode:04o}): run: {advice}" if command else "")
 
 
 def test_nodes_of_the_group_by_id(tmp_path: Path) -> None:
@@ -106,7 +106,7 @@ def test_every_key_is_documented_with_its_default() -> None:
     assert sections.keys() == {heading.removeprefix("# ") for heading, _ in configuration._TABLES}
     for heading, model in configuration._TABLES:
         said = dict(re.findall(r"^- \*\*`(\w+)`\*\* \((.+?)\):\s", sections[heading.removeprefix("# ")], re.MULTILINE | re.DOTALL))
-        known = {name: info for name, info in model.model_fields.items() if not configuration._models(info.annotation)}
+        known = {name: info for name, info in model.model_fields.items() if not configuration.models_in(info.annotation)}
         assert list(said) == list(known), heading
         for name, info in known.items():
             if info.is_required():

@@ -4,7 +4,8 @@
     GET  /queues   names of the receive queues here, a JSON list; 503 where it may lack some: on a node that is not primary and no in-sync backup that
                    hears it
     GET  /levels   the queues that the log knows, each with its level: {"vhost", "queue", "level"}, a JSON list; 503 before the log is read
-    GET  /definitions       the vhosts and users of this node's broker: {"node", "vhosts", "users": {name: tags}}; 503 without its management API
+    GET  /definitions       the vhosts, users and plugins of this node's broker: {"node", "vhosts", "users": {name: tags}, "plugins"}; 503 without
+                            its management API
     GET  /definitions/diff  what this broker's users, policies and so on differ in from the log's: {"object", "how"}, a JSON list
     GET  /tail     the entries that a diverged node refuses to drop, as JSON lines
     GET  /metrics  for Prometheus, as text or OpenMetrics by the header Accept: see `metrics`

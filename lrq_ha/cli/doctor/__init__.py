@@ -1,0 +1,1 @@
+"""`lrq-ha doctor`: is this node, its broker and its group set up as they have to be?"""
