@@ -324,18 +324,6 @@ def number_from_record(self: Streams, site: Site) -> None:
 async def _nothing() -> None: ...
 
 
-_cut_ids = Dedup.cut
-
-
-def skips_what_was_refused(self: Dedup, producer: str, seq: int) -> int:
-    return max(0, seq - 1 - self.last(producer))
-
-
-def cut_without_skipped(self: Dedup, from_seq: int) -> None:
-    self._skipped.clear()
-    _cut_ids(self, from_seq)
-
-
 def counts_from_applied(self: Generations, seq: int, generation: int) -> bool:
     return generation == self.of(seq + 1)
 
@@ -506,8 +494,6 @@ QUEUES: dict[str, Part] = {
     "local completion does not wait for the own stream": Part("R5", _patched(Relay, "durable_advanced", confirm_before_the_own_stream)),
     "publishes in doubt after local completion are refused": Part("R5", _patched(Relay, "log_again", refuse_in_doubt)),
     "an ID is not looked up": Part("R6", _patched(Dedup, "seen", lambda self, producer, seq: False)),
-    "an ascending producer skips what was refused": Part("R6", _patched(Dedup, "skips", skips_what_was_refused)),
-    "skipped numbers are not cut with their entry": Part("R6", _patched(Dedup, "cut", cut_without_skipped)),
     "a repeat is confirmed at once": Part("R6", _patched(Relay, "repeat_is_done", lambda self, sequence: True)),
     "the record has no operations": Part("R7", _patched(DeliveryFilter, "export", lambda self: ((), BitMap64().serialize()))),
     "the record has no generations": Part("R7", _patched(sidecar, "applied_record", record_without_generations)),
