@@ -30,14 +30,13 @@ from .counts import Counts
 from .http.metrics import Metrics, Scrape
 from .http.server import HttpServer
 from .incarnation import Incarnation, Kept
+from .open_files import allow_files
 from .reload import ConfigFile
 
 log = logging.getLogger("lrq_ha.process")
 
 PAUSE_FIRST_S = 0.1
 PAUSE_MAX_S = 2.0
-OTHER_FILES = 256  # for other nodes, sites, HTTP and the broker
-OTHER_FILES_SHARE = 4  # of the allowed files, if there are few
 _LET_IN_BEFORE = ". It had been let in before: RabbitMQ 4 loses sight of its users when its disk is full; then make room, and start it again"
 
 
@@ -263,21 +262,6 @@ class Process:
     def queues(self) -> list[str]:
         """Receive queues on this node."""
         return self._running().status.queues()
-
-
-def allow_files(connections_max: int) -> int:
-    """Raises the limit on open files to the door's need (two for each connection), as far as possible. Returns the limit."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = 2 * connections_max + OTHER_FILES
-    allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-    if soft != resource.RLIM_INFINITY and soft < allowed:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
-    if allowed == wanted:
-        return connections_max
-    found = max((allowed - min(OTHER_FILES, allowed // OTHER_FILES_SHARE)) // 2, 1)
-    text = "door.connections_max = %d needs %d open files, and %d are allowed: the door takes %d connections. Raise LimitNOFILE"
-    log.warning(text, connections_max, wanted, allowed, found)
-    return found
 
 
 def run(config: Config, file: Path) -> int:
