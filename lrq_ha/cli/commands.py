@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from lrq_ha.errors import LrqError
 from lrq_ha.replication.roles import Role
@@ -29,6 +30,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     _add_remove(subparsers)
     _add_hand_over(subparsers)
     _add_renew(subparsers)
+    _add_reload(subparsers)
     for name, paused, summary in (
         ("pause", True, "no node takes the primary's role by itself"),
         ("resume", False, "nodes take the primary's role by themselves again"),
@@ -36,6 +38,19 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         command = add_command(subparsers, name, summary, f"Every node of the group is told: {summary}. Operations under way continue.", "")
         add_group(command)
         command.set_defaults(run=_pause, paused=paused)
+
+
+def _add_reload(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    reload = add_command(
+        subparsers,
+        "reload",
+        "have certificates read again, and see what waits for a restart",
+        "Each node, or NODE, reads its certificates and its configuration again, as on SIGHUP. It names the keys that a restart would change: none "
+        "of them counts before. Exit code 1 if a file cannot be used, or a node does not answer.",
+        "examples:\n  lrq-ha reload e1",
+    )
+    reload.add_argument("node", metavar="NODE", nargs="?", help="only this node")
+    reload.set_defaults(run=_reload)
 
 
 def _add_promote(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -192,7 +207,7 @@ def _demote(args: argparse.Namespace) -> int:
     if args.dry_run:
         return 0
     # The primary is paused itself, which its sidecar forgets at a restart.
-    return 1 if _not_told([target for target in group if target != primary], paused=True) else 0
+    return 1 if _not_told([target for target in group if target != primary], "pause", {"paused": True}) else 0
 
 
 def _renew(args: argparse.Namespace) -> int:
@@ -207,20 +222,25 @@ def _renew(args: argparse.Namespace) -> int:
     return 0
 
 
+def _reload(args: argparse.Namespace) -> int:
+    targets = find_targets(args)
+    return 1 if _not_told([named(args.node, targets)] if args.node else targets, "reload", {}) else 0
+
+
 def _pause(args: argparse.Namespace) -> int:
     group = find_group(find_targets(args), args.group)
-    failed = _not_told(group, paused=args.paused)
+    failed = _not_told(group, "pause", {"paused": args.paused})
     if failed == len(group):
         raise LrqError("no node was told", todo="Are the sidecars running?")
     return 1 if failed else 0
 
 
-def _not_told(targets: Sequence[Target], *, paused: bool) -> int:
-    """Pauses or resumes each node. Returns the number that could not be reached, which it names."""
+def _not_told(targets: Sequence[Target], command: str, body: dict[str, Any]) -> int:
+    """Gives each node a command. Returns the number that refused or could not be reached, which it names."""
     failed = 0
     for target in targets:
         try:
-            print(tell(target, "pause", {"paused": paused}))
+            print(tell(target, command, body))
         except LrqError as error:
             failed += 1
             print(f"{target.name}: {error}", file=sys.stderr)

@@ -43,13 +43,15 @@ examples:
   lrq-ha lab up                                  start a playground: brokers and sidecars on free loopback ports
   lrq-ha lab ctl e1 list_queues                  run rabbitmqctl on the broker of its node e1
   lrq-ha list --watch                            look at its nodes (found in .lab/lab.json)
+  lrq-ha doctor --config /etc/lrq-ha/e1.toml     is this node, its broker and its group set up as they have to be?
   lrq-ha list --config /etc/lrq-ha/e1.toml       look at the group of a configured node
   lrq-ha sidecar --config /etc/lrq-ha/e1.toml    run one node's sidecar in the foreground
   lrq-ha promote e2 --down e1                    e1 is down for good: make e2 the primary
   lrq-ha switchover                              hand over to the backup, in order: nothing lost, nothing twice
 
 exit codes:
-  0 done; 1 refused or failed (stderr says why and what to do); 2 wrong arguments; 130 interrupted with Ctrl-C
+  0 done; 1 refused or failed (stderr says why and what to do); 2 wrong arguments; 130 interrupted with Ctrl-C;
+  doctor and check have codes of their own: see their --help
 """
 
 

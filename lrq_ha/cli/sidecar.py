@@ -106,4 +106,4 @@ def _run(args: argparse.Namespace) -> int:
     for text in warnings:
         log.warning("%s", text)
     # Imported only here: the other commands need not wait for the modules of a running sidecar.
-    return int(importlib.import_module("lrq_ha.sidecar.process").run(config))
+    return int(importlib.import_module("lrq_ha.sidecar.process").run(config, args.config))

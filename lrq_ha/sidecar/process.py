@@ -11,6 +11,7 @@ import resource
 import signal
 import time
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import uvloop
@@ -29,13 +30,13 @@ from .counts import Counts
 from .http.metrics import Metrics, Scrape
 from .http.server import HttpServer
 from .incarnation import Incarnation, Kept
+from .open_files import allow_files
+from .reload import ConfigFile
 
 log = logging.getLogger("lrq_ha.process")
 
 PAUSE_FIRST_S = 0.1
 PAUSE_MAX_S = 2.0
-OTHER_FILES = 256  # for other nodes, sites, HTTP and the broker
-OTHER_FILES_SHARE = 4  # of the allowed files, if there are few
 _LET_IN_BEFORE = ". It had been let in before: RabbitMQ 4 loses sight of its users when its disk is full; then make room, and start it again"
 
 
@@ -44,10 +45,12 @@ class Process:
 
     Args:
         config: The node's configuration.
+        file: Its file; None: there is none.
     """
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, file: Path | None = None) -> None:
         self.config = config
+        self._file = ConfigFile(file, config)
         self.door = Door(config.door_settings, allow_files(config.door.connections_max))
         self.incarnation: Incarnation | None = None
         self.problem = "starting"
@@ -68,7 +71,7 @@ class Process:
         )
 
     async def run(self) -> int:
-        """Runs until SIGTERM or SIGINT; returns the exit status. SIGHUP: reads certificates again."""
+        """Runs until SIGTERM or SIGINT; returns the exit status. SIGHUP: as `reload`."""
         stopped = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stopped.set)
@@ -95,8 +98,13 @@ class Process:
         return 0
 
     def _reload(self) -> None:
+        can_be_used, text = self._read_again()
+        log.log(logging.INFO if can_be_used else logging.ERROR, "%s", text)
+
+    def _read_again(self) -> tuple[bool, str]:
         self.door.reload(True)
         self._http.reload()
+        return self._file.look()
 
     async def _lives(self) -> None:
         pause, counts = PAUSE_FIRST_S, self._counts
@@ -136,6 +144,7 @@ class Process:
         node = self.config.node
         found: dict[str, Any] = {"node": node.name, "id": node.id, "group": node.group, "software": __version__, "time": time.time()}
         found["files_max"] = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        found["pending_restart"] = self._file.pending
         found["certificates"] = self._expiries.read()
         found["shared"] = dict(self.config.settings().shared)
         with open("/proc/self/statm", encoding="ascii") as file:
@@ -215,6 +224,10 @@ class Process:
         """Makes this node's broker as the log has it."""
         return await self._running().definitions.take(dry_run)
 
+    async def reload(self) -> tuple[bool, str]:
+        """Reads certificates again, and tells what a restart would change."""
+        return self._read_again()
+
     async def pause(self, paused: bool) -> tuple[bool, str]:
         """Stops or resumes automatic epochs."""
         return await self._running().orders.ask(PauseRequest(paused))
@@ -251,22 +264,7 @@ class Process:
         return self._running().status.queues()
 
 
-def allow_files(connections_max: int) -> int:
-    """Raises the limit on open files to the door's need (two for each connection), as far as possible. Returns the limit."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = 2 * connections_max + OTHER_FILES
-    allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-    if soft != resource.RLIM_INFINITY and soft < allowed:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
-    if allowed == wanted:
-        return connections_max
-    found = max((allowed - min(OTHER_FILES, allowed // OTHER_FILES_SHARE)) // 2, 1)
-    text = "door.connections_max = %d needs %d open files, and %d are allowed: the door takes %d connections. Raise LimitNOFILE"
-    log.warning(text, connections_max, wanted, allowed, found)
-    return found
-
-
-def run(config: Config) -> int:
-    """Runs a sidecar in the foreground; returns the exit status. Raises LrqError if an address is in use."""
+def run(config: Config, file: Path) -> int:
+    """Runs a sidecar in the foreground with the configuration of a file; returns the exit status. Raises LrqError if an address is in use."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(Process(config).run())
+        return runner.run(Process(config, file).run())

@@ -91,12 +91,27 @@ FAULTS = {
         ctl("eval", "application:set_env(rabbit, max_message_size, 1000000), persistent_term:put(max_message_size, 1000000)."),
     ),
 }  # fmt: skip
-QUICK = ("no permissions", "no tag")
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.quick if name in QUICK else pytest.mark.full) for name in FAULTS])
+@pytest.mark.quick
+def test_a_missing_right_is_named_and_given(pair: Lab, tmp_path: Path) -> None:
+    """Brokers without the management API, too."""
+    mend(pair, FAULTS["no permissions"], tmp_path)
+    assert [each.finding.level for each in findings(pair.nodes["e2"].config, "management")] == [Level.SKIPPED]
+    in_sync(pair)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", FAULTS)
 def test_the_hint_mends_the_fault(lab: Lab, name: str, tmp_path: Path) -> None:
-    fault, config = FAULTS[name], lab.nodes["e2"].config
+    mend(lab, FAULTS[name], tmp_path)
+    with suppress(LabError):
+        lab.ctl("e2", "delete_vhost", "the shop")
+
+
+def mend(lab: Lab, fault: Fault, tmp_path: Path) -> None:
+    """Puts a fault in, and runs the hint of the check that finds it."""
+    config = lab.nodes["e2"].config
     in_sync(lab)
     try:
         fault.make(lab)
@@ -109,11 +124,9 @@ def test_the_hint_mends_the_fault(lab: Lab, name: str, tmp_path: Path) -> None:
         for hint in hints:
             run_hint(lab, "e2", hint, tmp_path)
     eventually("it is mended", lambda: not bad(config, fault.check), seen=lambda: findings(config, fault.check))
-    with suppress(LabError):
-        lab.ctl("e2", "delete_vhost", "the shop")
 
 
-@pytest.mark.quick
+@pytest.mark.full
 def test_a_sound_node_has_no_fault(lab: Lab) -> None:
     """All that is not ok is named here, so that a check which cries wolf fails this test."""
     in_sync(lab)
@@ -184,10 +197,10 @@ CASES: dict[str, tuple[dict[str, str], Callable[[Lab], AbstractContextManager[No
     "syntax": ({"[node]": "[nodes]"}, nothing, "config", Level.FAIL, "nodes: unknown key"),
     "log size": ({'mode = "available"': f'mode = "available"\nlog_bytes_max = {2 << 30}'}, nothing, "log-size", Level.WARN, "was made for"),
 }  # fmt: skip
-QUICK_CASES = ("client", "mode", "peer's id")
 
 
-@pytest.mark.parametrize("case", [pytest.param(case, marks=pytest.mark.quick if case in QUICK_CASES else pytest.mark.full) for case in CASES])
+@pytest.mark.full
+@pytest.mark.parametrize("case", CASES)
 def test_a_fault_is_found(lab: Lab, case: str, tmp_path: Path) -> None:
     changes, during, check, level, says = CASES[case]
     in_sync(lab)

@@ -84,6 +84,10 @@ class Node:
         self.told.append(("remove", node, dry_run))
         return self.answer
 
+    async def reload(self) -> tuple[bool, str]:
+        self.told.append(("reload",))
+        return self.answer
+
     async def pause(self, paused: bool) -> tuple[bool, str]:
         self.told.append(("pause", paused))
         return self.answer

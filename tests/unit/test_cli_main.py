@@ -358,10 +358,10 @@ def test_definitions_that_are_no_text(tmp_path: Path, monkeypatch: pytest.Monkey
     archive = tmp_path / "definitions.tar.gz"
     archive.write_bytes(b"\x1f\x8b\x08")
     assert main(["adopt", "--definitions", str(archive), "--to", NOBODY]) == 1
-    assert capsys.readouterr().err == f"lrq-ha: {archive} cannot be read: it is not text\n"
+    assert capsys.readouterr().err == f"lrq-ha: {archive} cannot be read: it is not text. Give the output of `rabbitmqctl export_definitions -`\n"
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(archive.read_bytes())))
     assert main(["adopt", "--to", NOBODY]) == 1
-    assert capsys.readouterr().err == "lrq-ha: standard input cannot be read: it is not text\n"
+    assert capsys.readouterr().err == "lrq-ha: standard input cannot be read: it is not text. Give the output of `rabbitmqctl export_definitions -`\n"
 
 
 WRONG = (("header", "no base64"), ("body", 5), ("sequence", "many"), ("sequence", math.inf))

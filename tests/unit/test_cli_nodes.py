@@ -363,7 +363,7 @@ def test_a_file_that_cannot_be_written(
     """A dry run said that all was well."""
     node, file = serve(Node("e2")), tmp_path / "nowhere" / "tail.jsonl"
     assert main(["reinit", "e2", "--export", str(file), *dry_run, *lab(tmp_path, node)]) == 1
-    assert capsys.readouterr().err == f"lrq-ha: {file} cannot be written: No such file or directory\n"
+    assert capsys.readouterr().err == f"lrq-ha: {file} cannot be written: No such file or directory. Name another file\n"
     assert not node.told
     file.parent.mkdir()
     assert main(["reinit", "e2", "--export", str(file), "--dry-run", *lab(tmp_path, node)]) == 0

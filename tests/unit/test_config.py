@@ -118,7 +118,7 @@ def test_every_key_is_documented_with_its_default() -> None:
 
 
 def _shown(value: object) -> str:
-    return "{}" if value == {} else configuration._toml(value)
+    return "{}" if value == {} else configuration.toml_value(value)
 
 
 def test_sample_shows_the_true_defaults(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from broker_plugin.door import broker_login
 from broker_plugin.door.admission import AdmissionControl
 from broker_plugin.door.client_login import ClientLogin
 from broker_plugin.door.server import Door
-from lrq_ha.sidecar import process
+from lrq_ha.sidecar import open_files
 from lrq_ha.sidecar.tables import DoorTable
 
 
@@ -88,5 +88,5 @@ def test_with_few_files_the_door_takes_fewer_connections(
 ) -> None:
     """Out of files, HTTP answered nobody, and other nodes could not connect."""
     monkeypatch.setattr(resource, "getrlimit", lambda _: (allowed, allowed))
-    assert process.allow_files(1_000) == connections
+    assert open_files.allow_files(1_000) == connections
     assert ("LimitNOFILE" in caplog.text) is (connections < 1_000)

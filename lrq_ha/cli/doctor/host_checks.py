@@ -8,7 +8,7 @@ from shlex import quote
 from typing import Any
 
 from lrq_ha.sidecar import config as configuration
-from lrq_ha.sidecar.process import OTHER_FILES
+from lrq_ha.sidecar.open_files import count_needed
 
 from .check import Check, Finding, Level, fail, warn
 from .facts import Facts, Host
@@ -63,7 +63,7 @@ def _check_certificates(host: Host, _: Facts) -> Iterator[Finding]:
 
 
 def _check_open_files(host: Host, facts: Facts) -> Iterator[Finding]:
-    needed = 2 * facts.config.door.connections_max + OTHER_FILES
+    needed = count_needed(facts.config.door.connections_max)
     running = facts.own.status.get("files_max")
     allowed = running if isinstance(running, int) and running >= 0 else host.files_max
     if allowed < needed:

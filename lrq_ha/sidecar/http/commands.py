@@ -9,6 +9,7 @@
     POST /resync   {"client": "orders", "sites": ["west"], "to_all": false, "source": null, "reason": "", "dry_run": false}: a full sync of a client,
                    for sites or for all (at the source), or from a source (at the sink)
     POST /definitions/take  {"dry_run": false}: a backup's broker gets the primary's definitions, and loses those that the primary's lacks
+    POST /reload   {}: certificates are read again; the answer names the keys of the configuration that a restart would change
     POST /pause    {"paused": true}: no node takes an epoch by itself; false: nodes do again
     POST /reinit   {"force": false, "dry_run": false}: deletes the node's data; the node follows with an empty log
 
@@ -87,6 +88,7 @@ _PAUSE = {"paused": _Key("true or false", _is_bool, required=True)}
 _REINIT = {"force": _FORCE, "dry_run": _DRY_RUN}
 COMMANDS: Mapping[str, dict[str, _Key]] = {
     "promote": _PROMOTE, "remove": _REMOVE, "switchover": _SWITCHOVER, "demote": _DEMOTE, "renew": _RENEW, "resync": _RESYNC, "pause": _PAUSE,
+    "reload": {},
     "reinit": _REINIT, "definitions/take": {"dry_run": _DRY_RUN},
 }  # fmt: skip
 METHODS = {"definitions/take": "take_definitions"}
