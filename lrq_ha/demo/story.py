@@ -46,7 +46,6 @@ LAG_MAX_S = 2.0  # a message delivered twice must have been acked no longer than
 STEP_TIMEOUT_S = 300.0
 PROMOTION_TIMEOUT_S = 30.0
 POLL_S = 0.05
-SHORT_LIFE = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"  # of a JVM that has no time to earn the cost of better code
 
 
 class DemoFailed(LrqError):
@@ -325,7 +324,7 @@ class Demo:
         """All its files are in the demo's folder: a killed JVM removes none."""
         scratch = self.folder / "spark"
         scratch.mkdir(exist_ok=True)
-        places = {"TMPDIR": str(scratch), "SPARK_LOCAL_DIRS": str(scratch), "JAVA_TOOL_OPTIONS": f"-Djava.io.tmpdir={scratch} {SHORT_LIFE}"}
+        places = {"TMPDIR": str(scratch), "SPARK_LOCAL_DIRS": str(scratch), "JAVA_TOOL_OPTIONS": f"-Djava.io.tmpdir={scratch}"}
         self._start("pipeline", "lrq_ha.spark.pipeline", str(self.folder / "pipeline.toml"), LRQ_NODES=self.lab.nodes["w1"].door, **places)
 
     def _start(self, kind: str, module: str, *arguments: str, **environment: str) -> subprocess.Popen[bytes]:

@@ -34,4 +34,5 @@ def pipeline_config(queue: str, path: Path) -> str:
         lines += ["", f"[tables.{name}]", f"schema = {json.dumps(columns)}", f"key = {json.dumps([key])}"]
         lines += [f"buckets = {2 if name == 'flights' else 1}"]
     lines += ["", "[sink]", f"path = {json.dumps(str(path))}", "", "[run]", 'interval = "1s"']
+    lines += ["", "[spark]", '"spark.sql.shuffle.partitions" = "2"']
     return "\n".join(lines) + "\n"

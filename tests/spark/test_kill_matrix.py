@@ -179,7 +179,7 @@ class Primary:
 
     def mend(self) -> None:
         other = next(name for name, node in self._lab.nodes.items() if node.group == self._group and name != self._dead)
-        until(f"{other} is not promoted", lambda: bool(self._lab.promote(other, down=[self._dead])))
+        until(f"{other} is not promoted", lambda: self._lab.primary(self._group) == other or not self._lab.promote(other, down=[self._dead]))
         self._lab.start(self._dead)
 
 
