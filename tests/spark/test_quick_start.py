@@ -62,7 +62,7 @@ def test_the_quick_start(environment: dict[str, str], tmp_path: Path) -> None:
     assert "transmitted" in run("python stock.py", tmp_path, environment).stdout
     for command in ("python read.py", "python follow.py"):
         assert run(command, tmp_path, environment).stdout.strip() == printed[command].strip()
-    run("python follow.py", tmp_path, environment)
+    assert run("python follow.py", tmp_path, environment).stdout.strip() == printed["python follow.py"].strip(), "a second run finds nothing new"
     pipeline = re.search(r"^ {4}(lrq-ha-pipeline .*)$", page, re.MULTILINE)
     says = re.search(r"`(version .*?) in 3\.9 s`", page)
     assert pipeline
