@@ -135,5 +135,6 @@ def start_connect_server(folder: Path) -> tuple[SparkServer, str]:
     settings = {"spark.connect.grpc.binding.address": HOST, "spark.connect.grpc.binding.port": "0", "spark.ui.enabled": "false"}
     options = [word for name, value in settings.items() for word in ("--conf", f"{name}={value}")]
     command = ["spark-submit", "--class", "org.apache.spark.sql.connect.service.SparkConnectServer", "--master", "local[2]", *options]
-    server = SparkServer(command, folder / "connect.log", r"Spark Connect server started at: \S*?:(\d+)")
+    memory = {"SPARK_DAEMON_MEMORY": "1g"}  # it is a driver, too
+    server = SparkServer(command, folder / "connect.log", r"Spark Connect server started at: \S*?:(\d+)", memory)
     return server, f"sc://{HOST}:{server.said}"
