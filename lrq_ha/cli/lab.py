@@ -136,8 +136,16 @@ def _advice(lab: Lab, arguments: argparse.Namespace) -> str:
             tries.insert(3, (f"promote {backup} --down {first}", f"make {backup} the primary after that"))
     rows = [(f"{program} {command}{where}", text) for command, text in tries]
     rows.insert(-1, (f"{program} lab ctl{where} {first} list_queues", "rabbitmqctl on its broker"))
-    lines = f"{_trust(lab)}\nTo try in another terminal:\n{_table(rows)}"
+    lines = f"{_trust(lab)}\nTo try in another terminal:\n{_table(rows)}{_for_spark(lab)}"
     return f"{lines}\n\nAddresses for programs are in {arguments.dir / keeper.LAB_FILE}. Ctrl-C ends the lab."
+
+
+def _for_spark(lab: Lab) -> str:
+    """The doors of each site that receives, as docs/spark/index.md uses them."""
+    groups = dict.fromkeys(node.group for node in lab.nodes.values() if node.sidecar_pid is not None)
+    doors = {group: ",".join(node.door for node in lab.nodes.values() if node.group == group) for group in list(groups)[1:]}
+    rows = [(f"export LRQ_NODES={addresses}", f"what {group} receives") for group, addresses in doors.items()]
+    return f"\n\nFor Spark:\n{_table(rows)}" if rows else ""
 
 
 def _trust(lab: Lab) -> str:

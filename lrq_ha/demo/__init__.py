@@ -14,7 +14,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "demo",
         help="the main job from start to finish, on this machine",
         description="Starts three private brokers with their sidecars, sends 336,776 flights through them, kills the primary in the middle, "
-        "promotes its backup, and proves that nothing was lost or duplicated. Nothing is left running afterwards.",
+        "promotes its backup, kills the Spark query that keeps tables at the other site, and proves that nothing was lost or duplicated. "
+        "Nothing is left running afterwards.",
     )
     parser.add_argument("--report", type=Path, default=Path("demo-report"), help="folder for the report and the chart (default: %(default)s)")
     parser.add_argument("--flights", type=_count, default=0, metavar="N", help="only the first N flights (default: all)")

@@ -194,10 +194,13 @@ class ConsumerApp:
 
 
 class LogPublisherApp:
-    """Transmits the flights to another site with lrq_ha.publisher: a full snapshot of the small tables, then a transaction per hour."""
+    """Transmits the flights to another site with lrq_ha.publisher: a full snapshot of the small tables, then a transaction per hour.
 
-    def __init__(self, nodes: list[str], destination: str, flights: list[data.Row], report: Path) -> None:
-        self.nodes, self.destination, self.flights, self.report = nodes, destination, flights, report
+    It keeps in step with the publisher, whose report is `publisher`: both take until the end of the demo.
+    """
+
+    def __init__(self, nodes: list[str], destination: str, flights: list[data.Row], report: Path, publisher: Path) -> None:
+        self.nodes, self.destination, self.flights, self.report, self.publisher = nodes, destination, flights, report, publisher
 
     def run(self) -> None:
         """Runs until everything is confirmed."""
@@ -220,7 +223,11 @@ class LogPublisherApp:
             publisher.on_full_sync(provide)
             while not snapshots:
                 time.sleep(0.05)
+            sent = 0
             for count, rows in enumerate(data.hours(self.flights)):
+                sent += len(rows)
+                while sent > read_report(self.publisher).get("confirmed", 0):
+                    time.sleep(0.02)
                 confirm = publisher.transmit_log_entry_message(data.payload("flights", rows), [self.destination])
                 ids.append(confirm.replication_id)
                 if count % 200 == 0:
@@ -256,6 +263,15 @@ def _parameters(url: str) -> pika.URLParameters:
     return parameters
 
 
+def read_report(path: Path) -> dict[str, Any]:
+    """What an application has reported so far; nothing if it has not yet."""
+    try:
+        found: dict[str, Any] = json.loads(path.read_text())
+    except FileNotFoundError:
+        return {}
+    return found
+
+
 def _write(path: Path, report: dict[str, Any]) -> None:
     temporary = path.with_suffix(".new")
     temporary.write_text(json.dumps(report))
@@ -274,7 +290,7 @@ def main(arguments: list[str]) -> None:
     elif kind == "consumer":
         ConsumerApp(settings["nodes"], settings["queue"], len(flights), report).run()
     else:
-        LogPublisherApp(settings["nodes"], settings["destination"], flights, report).run()
+        LogPublisherApp(settings["nodes"], settings["destination"], flights, report, report.with_name("publisher.json")).run()
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
@@ -101,7 +101,5 @@ def received(url: str, queue: str) -> tuple[list[pb.ReceivedTransaction], int]:
 
 def depth(url: str, queue: str) -> int:
     """Messages ready in a queue."""
-    connection = pika.BlockingConnection(pika.URLParameters(url))
-    count = int(connection.channel().queue_declare(queue, passive=True).method.message_count)
-    connection.close()
-    return count
+    with closing(pika.BlockingConnection(pika.URLParameters(url))) as connection:
+        return int(connection.channel().queue_declare(queue, passive=True).method.message_count)

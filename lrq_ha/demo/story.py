@@ -32,8 +32,12 @@ from lrq_ha.errors import LrqError
 from lrq_ha.lab import Lab, LabError
 from lrq_ha.lab.keeper import end_with_parent
 from lrq_ha.proto import lrq_pb2 as pb
+from lrq_ha.replication.positions import Position
+from lrq_ha.spark.pipeline import store
 
 from . import check, data
+from .apps import read_report
+from .tables import pipeline_config
 
 QUEUE = "flights"
 RECEIVE_QUEUE = "LRQ_Recv_flights_east"
@@ -92,12 +96,14 @@ class Demo:
         self.figures: dict[str, Any] = {"flights": len(self.flights)}
         self._watching = threading.Event()
         self._status: dict[str, Any] = {}  # the last status of a primary
+        self._last = Position(0, 0)  # of the last transaction at west
 
     def run(self) -> None:
         """All steps."""
         self.start()
         self.publish()
         self.kill_and_promote()
+        self.kill_query()
         self.finish_and_rejoin()
         self.prove()
         self.tables()
@@ -107,9 +113,7 @@ class Demo:
         """Ends everything that the demo started."""
         self._watching.set()
         for process in self.apps.values():
-            if process.poll() is None:
-                process.kill()
-            process.wait()
+            _kill(process)
         self.lab.down()
 
     # ---- steps -------------------------------------------------------------------------------------------------------
@@ -125,17 +129,23 @@ class Demo:
         say("   another consumes and acks them. They know the addresses of the two doors; the publisher also announces its producer name and")
         say("   numbers its messages (x-lrq-id), so that what it sends again is recognised. lrq_ha.publisher transmits these flights to")
         say("   site west: the small tables as a full snapshot, then one transaction per date and hour. There, lrq_ha.receiver keeps the")
-        say("   tables in SQLite.")
+        say("   tables in SQLite, and lrq-ha-pipeline, a streaming query of PySpark, keeps them in Parquet.")
         import pika
 
         connection = pika.BlockingConnection(pika.URLParameters(self.lab.nodes["e1"].door))
         connection.channel().queue_declare(QUEUE, durable=True, arguments={"x-queue-type": "quorum"})
         connection.close()
         data.save_flights(self.folder / "flights", self.flights)
-        self._spawn("tables", {"nodes": [self.lab.nodes["w1"].door], "database": str(self.folder / "west.db")})
         doors = [self.lab.nodes[name].door for name in ("e1", "e2")]
-        for kind in ("publisher", "consumer", "log"):
-            self._spawn(kind, {"nodes": doors, "queue": QUEUE, "destination": "west"})
+        settings = {"nodes": doors, "queue": QUEUE, "destination": "west"}
+        self._spawn("log", settings)
+        self._wait("the receive queue at west", lambda: check.depth(check.with_vhost(self.lab.nodes["w1"].door, "lrq"), RECEIVE_QUEUE) >= 0)
+        (self.folder / "pipeline.toml").write_text(pipeline_config(RECEIVE_QUEUE, self.folder / "tables"))
+        self._start_pipeline()
+        self._wait("the snapshot in the Parquet tables", lambda: self._version() > 0)
+        self._spawn("tables", {"nodes": [self.lab.nodes["w1"].door], "database": str(self.folder / "west.db")})
+        for kind in ("publisher", "consumer"):
+            self._spawn(kind, settings)
         at = int(len(self.flights) * KILL_AT_SHARE)
         self._wait("confirmed flights", lambda: self._report("publisher").get("confirmed", 0) >= at)
 
@@ -181,10 +191,19 @@ class Demo:
         """The confirm times after a lost connection, of the times after `instant`: it may have been lost before for another reason."""
         return [each["confirmed_at"] for each in self._report("publisher").get("failovers", ()) if each["confirmed_at"] > instant]
 
+    def kill_query(self) -> None:
+        made = self._version()
+        self._wait("a version of the tables after the promotion", lambda: self._version() > made or self._ended("log"))
+        query = self.apps.pop("pipeline")
+        say(f"\n4. SIGKILL of the query behind the Parquet tables (pid {query.pid} and its JVM), after version {self._version()}. It starts again.")
+        _kill(query)
+        self.figures["query_killed_after_version"] = self._version()
+        self._start_pipeline()
+
     def finish_and_rejoin(self) -> None:
         share = (1 + KILL_AT_SHARE) / 2
         self._wait("more confirmed flights", lambda: self._report("publisher").get("confirmed", 0) >= len(self.flights) * share)
-        say("\n4. e1 is started again; it finds its epoch over and follows e2.")
+        say("\n5. e1 is started again; it finds its epoch over and follows e2.")
         began = time.time()
         self.lab.start("e1")
         for kind in ("publisher", "log", "consumer"):
@@ -194,7 +213,7 @@ class Demo:
         say(f"   e1 is an in-sync backup of e2 again ({time.time() - began:.1f} s after its start).")
 
     def prove(self) -> None:
-        say("\n5. What must hold:")
+        say("\n6. What must hold:")
         publisher, consumer = self._report("publisher"), self._report("consumer")
         count = len(self.flights)
         seen = array.array("Q")
@@ -234,6 +253,8 @@ class Demo:
 
     def _deltas(self, door: str) -> tuple[list[str], int, int]:
         transactions, repeats = check.received(door, RECEIVE_QUEUE)
+        if transactions:
+            self._last = Position(transactions[-1].position.epoch, transactions[-1].position.sequence)
         deltas = [t.replication_id for t in transactions if t.type == pb.LOG_ENTRY_SYNC]
         return deltas, repeats, sum(len(t.payloads) for t in transactions if t.type == pb.SNAPSHOT_SYNC)
 
@@ -254,12 +275,17 @@ class Demo:
         say("   Peak memory of the sidecars: " + ", ".join(f"{name} {peak} MB" for name, peak in sorted(peaks.items())))
 
     def tables(self) -> None:
-        say("\n6. A PySpark job at west reads the receive queue with spark.read.format('lrq') and turns snapshot and deltas into tables.")
-        command = [sys.executable, "-m", "lrq_ha.spark.job", "--queue", RECEIVE_QUEUE, "--out", str(self.report)]
-        environment = {**os.environ, "LRQ_NODES": self.lab.nodes["w1"].door}
-        done = subprocess.run(command, timeout=STEP_TIMEOUT_S, env=environment, preexec_fn=end_with_parent)
+        say("\n7. The tables at west, which followed the receive queue meanwhile. A PySpark job computes a report from the Parquet ones.")
+        self._wait("the last transaction in the Parquet tables", lambda: self._applied() == self._last)
+        self.apps["pipeline"].terminate()
+        self._wait("the pipeline's end", partial(self._ended, "pipeline"))
+        self.figures["table_versions"] = self._version()
+        ended = self.apps["pipeline"].returncode == 0
+        require(ended, f"the query that was started again reached the last entry, in version {self._version()}, and ended in order")
+        command = [sys.executable, "-m", "lrq_ha.demo.delays", str(self.folder / "tables"), "--out", str(self.report)]
+        done = subprocess.run(command, timeout=STEP_TIMEOUT_S, preexec_fn=end_with_parent)
         if done.returncode:
-            raise DemoFailed(f"the Spark job failed with status {done.returncode}: it says why above")
+            raise DemoFailed(f"the report failed with status {done.returncode}: it says why above")
         found = json.loads((self.report / "results.json").read_text())
         wanted = data.expected(self.flights)
         for group, rows in (("carrier", found["by_carrier"]), ("month", found["by_month"])):
@@ -289,24 +315,42 @@ class Demo:
 
     def _spawn(self, kind: str, settings: dict[str, Any]) -> None:
         settings = settings | {"flights": str(self.folder / "flights"), "report": str(self.folder / f"{kind}.json")}
-        environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
-        command = [sys.executable, "-m", "lrq_ha.demo.apps", kind]
-        with (self.folder / f"{kind}.log").open("wb") as log:
-            process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=environment, preexec_fn=end_with_parent)
-        self.apps[kind] = process
+        process = self._start(kind, "lrq_ha.demo.apps", kind)
         if process.stdin is not None:
             with process.stdin as told:
                 told.write(json.dumps(settings).encode())
+
+    def _start_pipeline(self) -> None:
+        """All its files are in the demo's folder: a killed JVM removes none."""
+        scratch = self.folder / "spark"
+        scratch.mkdir(exist_ok=True)
+        places = {"TMPDIR": str(scratch), "SPARK_LOCAL_DIRS": str(scratch), "JAVA_TOOL_OPTIONS": f"-Djava.io.tmpdir={scratch}"}
+        self._start("pipeline", "lrq_ha.spark.pipeline", str(self.folder / "pipeline.toml"), LRQ_NODES=self.lab.nodes["w1"].door, **places)
+
+    def _start(self, kind: str, module: str, *arguments: str, **environment: str) -> subprocess.Popen[bytes]:
+        """Starts an application; it and its children are a process group."""
+        command = [sys.executable, "-m", module, *arguments]
+        environment = {**os.environ, "PYTHONUNBUFFERED": "1", **environment}
+        with (self.folder / f"{kind}.log").open("ab") as log:
+            process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=environment, preexec_fn=end_with_parent, start_new_session=True
+            )
+        self.apps[kind] = process
+        return process
 
     def _ended(self, kind: str) -> bool:
         return self.apps[kind].poll() is not None
 
     def _report(self, kind: str) -> dict[str, Any]:
-        try:
-            found: dict[str, Any] = json.loads((self.folder / f"{kind}.json").read_text())
-        except FileNotFoundError:
-            return {}
-        return found
+        return read_report(self.folder / f"{kind}.json")
+
+    def _version(self) -> int:
+        """The newest version of the Parquet tables; 0 if there is none."""
+        return max(store.list_versions(self.folder / "tables"), default=0)
+
+    def _applied(self) -> Position:
+        """The position of the receive queue in that version."""
+        return store.read_version(self.folder / "tables").queues[RECEIVE_QUEUE].position
 
     def _in_sync(self, primary: str) -> bool:
         """Whether both nodes of east are in the set, by its primary's status."""
@@ -331,7 +375,7 @@ class Demo:
                 shown = now
                 publisher, consumer, log = (self._report(kind) for kind in ("publisher", "consumer", "log"))
                 counts = f"{publisher.get('confirmed', 0):,} confirmed, {consumer.get('consumed', 0):,} consumed"
-                say(f"   … {counts}, {log.get('transactions', 0):,} transactions")
+                say(f"   … {counts}, {log.get('transactions', 0):,} transactions, tables in version {self._version()}")
             time.sleep(POLL_S)
 
     def _watch_memory(self) -> None:
@@ -341,6 +385,13 @@ class Demo:
                     self.memory.setdefault(name, []).append(self.lab.status(name)["rss_bytes"])
                 except (LrqError, OSError, KeyError):
                     continue
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """Kills a process and its children, if it runs."""
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 def _holds(done: Callable[[], bool]) -> bool:

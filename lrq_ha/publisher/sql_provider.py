@@ -3,7 +3,7 @@
 It reads each table in the order of its key, page by page. A page is a transaction of its own, so no lock and no old version of a row is held for
 long. Changes between two pages do no harm: their log entries come behind the base of the full sync, and receivers apply these again.
 
-Payloads are `{"table": …, "op": "put", "rows": [{…}, …]}` in JSON, as in docs/spark.md.
+Payloads are `{"table": …, "op": "put", "rows": [{…}, …]}` in JSON, as in docs/spark/tables.md.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Keeps SQL tables in step with a source whose payloads are `{"table": …, "op": "put" | "delete", "rows": [{…}, …]}` (docs/spark.md)."""
+"""Keeps SQL tables in step with a source whose payloads are `{"table": …, "op": "put" | "delete", "rows": [{…}, …]}` (docs/spark/tables.md)."""
 
 from __future__ import annotations
 

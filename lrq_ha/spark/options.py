@@ -37,6 +37,15 @@ ALLOWED = {
     "failOnDataLoss": "true or false",
     "includeChain": "true or false: adds the columns request_id and restart",
 }
+#: The values that options have if they are left out, of those that have such a value.
+DEFAULTS = {
+    "startingOffsets": "earliest",
+    "endingOffsets": "latest",
+    "minPartitions": "1",
+    "queueDiscoveryInterval": "30",
+    "failOnDataLoss": "true",
+    "includeChain": "false",
+}
 #: The columns of a read without option `columns`, in their order.
 _PLAIN = ("queue", "source", "client_name", "type", "epoch", "sequence", "transaction", "index", "replication_id", "timestamp", "payload")
 _CHAIN = ("request_id", "restart")  # with `includeChain`

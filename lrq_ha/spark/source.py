@@ -28,7 +28,7 @@ def register(spark: SparkSession) -> None:
 
 
 class LrqDataSource(DataSource):
-    """Receive queues as a table of entries, a row per payload. See docs/spark.md for options and columns."""
+    """Receive queues as a table of entries, a row per payload. See docs/spark/options.md and docs/spark/reading.md."""
 
     @classmethod
     def name(cls) -> str:

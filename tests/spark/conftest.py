@@ -20,7 +20,7 @@ from pyspark.sql import SparkSession
 from receive_queues import ReceiveQueue
 
 from lrq_ha.lab import Lab
-from lrq_ha.spark.job import session
+from lrq_ha.spark.session import session
 
 HERE = Path(__file__).parent
 _NUMBERS = itertools.count(1)

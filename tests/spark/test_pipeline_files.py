@@ -145,7 +145,7 @@ def test_what_a_configuration_may_not_hold(tmp_path: Path, given: str, changed: 
 
 
 def test_the_documentation_has_the_sample() -> None:
-    page = Path(__file__).parents[2] / "docs" / "spark-tables.md"
+    page = Path(__file__).parents[2] / "docs" / "spark" / "tables.md"
     assert f"```toml\n{sample()}```" in page.read_text()
 
 

@@ -41,7 +41,7 @@ KILLS = 5
 #: The program of the driver: arguments are nodes, queue, checkpoint, database.
 DRIVER = """
 import sqlite3, sys
-from lrq_ha.spark.job import session
+from lrq_ha.spark.session import session
 nodes, queue, checkpoint, database = sys.argv[1:]
 spark = session()
 entries = spark.readStream.format("lrq").options(nodes=nodes, subscribe=queue, maxEntriesPerTrigger=300, minPartitions=2).load()

@@ -83,6 +83,20 @@ def test_a_promotion_that_comes_too_early_is_asked_for_again(demo: Demo, monkeyp
         demo._promote()
 
 
+def test_a_kill_takes_the_children_along() -> None:
+    """A query's JVM is a child of its process."""
+    command = ["sh", "-c", "sleep 600 & echo $!; wait"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True)
+    assert process.stdout is not None
+    child = int(process.stdout.readline())
+    assert runs(child)
+    story._kill(process)
+    deadline = time.monotonic() + GONE_WITHIN_S
+    while runs(child):
+        assert time.monotonic() < deadline, "it goes on"
+        time.sleep(0.05)
+
+
 APPLICATION = """
 import sys, time
 from pathlib import Path

@@ -23,8 +23,12 @@ SLOW = {
     "integration/test_restart.py": "test_joining.py, test_broker_restarts.py",
     "integration/test_three_faults.py": "test_three_nodes.py, test_faults.py",
     "integration/test_unseen_messages.py": "test_purges.py, test_census.py",
+    "spark/test_cluster.py": "test_source.py, test_stream.py, test_pipeline_files.py",
+    "spark/test_connect.py": "test_source.py, test_stream.py",
+    "spark/test_kill_matrix.py": "test_pipeline_progress.py, test_pipeline_files.py, test_stream.py",
     "spark/test_pipeline.py": "test_pipeline_progress.py, test_pipeline_files.py",
     "spark/test_pipeline_job.py": "test_pipeline_progress.py, test_pipeline_files.py, test_stream.py",
+    "spark/test_quick_start.py": "test_source.py, test_spark_options.py",
     "spark/test_stream_doors.py": "test_stream.py, test_silent_nodes.py",
 }
 

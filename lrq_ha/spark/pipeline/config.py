@@ -197,7 +197,7 @@ def _keys(location: tuple[object, ...]) -> list[str]:
 
 def sample() -> str:
     """A TOML sample with every key, its meaning and its default."""
-    lines = ["[source]", "# Options of format lrq (docs/spark.md). Those with a # are left out unless requested."]
+    lines = ["[source]", "# Options of format lrq (docs/spark/options.md). Those with a # are left out unless requested."]
     for name, meaning in SOURCE_OPTIONS.items():
         off = "" if name in _SAMPLE_SOURCE else "# "
         lines += [f"# {meaning}", f"{off}{name} = {_SAMPLES[name]}"]

@@ -24,7 +24,6 @@ from pyspark.sql.types import StructType
 
 from lrq_ha.errors import LrqError
 from lrq_ha.spark.decode import DECODERS
-from lrq_ha.spark.job import cause, session
 from lrq_ha.spark.options import EARLIEST
 from lrq_ha.spark.pipeline import store
 from lrq_ha.spark.pipeline.apply import Applied, Settings, TableWriter
@@ -33,6 +32,7 @@ from lrq_ha.spark.pipeline.errors import SchemaChanged
 from lrq_ha.spark.pipeline.manifest import Manifest
 from lrq_ha.spark.pipeline.spec import Table
 from lrq_ha.spark.planning import discover_queues
+from lrq_ha.spark.session import cause, session
 from lrq_ha.spark.source import register
 from lrq_ha.spark.tables import COLUMNS_NEEDED
 

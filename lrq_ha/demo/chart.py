@@ -1,4 +1,4 @@
-"""The picture of the job's report: mean departure delay by carrier and by month."""
+"""The picture of the report: mean departure delay by carrier and by month."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-from lrq_ha.spark.report import Report
+from lrq_ha.demo.report import Report
 
 INK = "#1f2933"
 FAINT = "#7b8794"

@@ -1,4 +1,4 @@
-"""The job's results: departure delays by carrier and by month."""
+"""What the report says: departure delays by carrier and by month."""
 
 from __future__ import annotations
 
@@ -36,9 +36,8 @@ class MonthDelay:
 
 @dataclass(frozen=True)
 class Report:
-    """The job's results. `rows`: rows per table."""
+    """The report. `rows`: rows per table."""
 
-    queues: tuple[str, ...]
     rows: dict[str, int]
     by_carrier: list[CarrierDelay]
     by_month: list[MonthDelay]
