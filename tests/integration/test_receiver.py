@@ -6,7 +6,6 @@ The tables are compared row by row with what the source's application transmitte
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import sqlite3
@@ -19,13 +18,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from kill_gate import run_through
 from load import User, add_users, eventually, primary_of, set_up, take_over
 from patience import PATIENT_DOOR
+from stock_source import TABLE, Source, doors
 
 from lrq_ha.errors import MalformedInput
 from lrq_ha.lab import Lab
 from lrq_ha.proto import lrq_pb2 as pb
-from lrq_ha.publisher import FullSyncContext, FullSyncRequest, Publisher
 from lrq_ha.receiver import (
     Fenced,
     Listener,
@@ -35,7 +35,6 @@ from lrq_ha.receiver import (
     SqlPositions,
     State,
     Stop,
-    Table,
     TableListener,
     Update,
 )
@@ -46,9 +45,6 @@ from lrq_ha.streams.node_connection import NodeConnection, address_of
 
 pytestmark = [pytest.mark.broker, pytest.mark.proves("G6")]
 
-TABLE = Table("stock", ("item", "count"), ("item",))
-ITEMS = 40
-
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory, broker_version: str) -> Iterator[Lab]:
@@ -58,44 +54,6 @@ def lab(tmp_path_factory: pytest.TempPathFactory, broker_version: str) -> Iterat
     set_up(found, "backup_timeout_s = 60.0")
     with found:
         yield found
-
-
-class Source:
-    """An application with a table, which it transmits: whole in full syncs, its changes as log entries."""
-
-    def __init__(self, lab: Lab, client_name: str, node: str = "e1", to: str = "west") -> None:
-        self._to = to
-        self.client_name = client_name
-        self.stock = dict.fromkeys(range(ITEMS), 0)
-        self.last = ""
-        self._lock = threading.Lock()
-        self.publisher = Publisher([lab.nodes[node].door], f"{client_name}-app", client_name, confirm_timeout_s=60)
-        self.publisher.on_full_sync(self._provide)
-
-    def _provide(self, request: FullSyncRequest, context: FullSyncContext) -> None:
-        for item in list(self.stock):
-            with self._lock:
-                rows = [{"item": item, "count": self.stock[item]}] if item in self.stock else []
-                context.transmit(json.dumps({"table": "stock", "rows": rows}).encode())
-        context.complete()
-
-    def change(self, item: int, count: int | None) -> None:
-        """Puts or deletes (None) an item."""
-        op, row = ("put", {"item": item, "count": count}) if count is not None else ("delete", {"item": item})
-        with self._lock:
-            self.stock.pop(item, None)
-            if count is not None:
-                self.stock[item] = count
-            body = json.dumps({"table": "stock", "op": op, "rows": [row]}).encode()
-            self.last = self.publisher.transmit_log_entry_message(body, [self._to]).replication_id
-
-    def change_many(self, seed: int, count: int) -> None:
-        for number in range(seed, seed + count):
-            self.change(number % (ITEMS + 7), None if number % 11 == 0 else number)
-
-
-def doors(lab: Lab) -> list[str]:
-    return [node.door for node in lab.nodes.values() if node.group == "west"]
 
 
 def database(folder: Path) -> Path:
@@ -186,6 +144,12 @@ def test_the_sinks_primary_is_killed_under_a_receiver(lab: Lab, source: Source, 
         normal(receiver)
     lab.start(primary)
     eventually("both in the set again", lambda: len(lab.status(backup)["members"]) == 2)
+
+
+@pytest.mark.quick
+def test_a_receiver_is_killed_in_the_middle_of_its_replay(lab: Lab, tmp_path: Path) -> None:
+    """A cell of the kill matrix (test_receiver_kills.py)."""
+    run_through(lab, tmp_path, "local-replay", "receiver")
 
 
 PROCESS = """

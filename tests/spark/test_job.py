@@ -5,17 +5,25 @@ from __future__ import annotations
 import json
 import os
 import re
+import sqlite3
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable, Mapping
+from contextlib import closing, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from receive_queues import ReceiveQueue, transaction
 
+from lrq_ha.lab import Lab
 from lrq_ha.proto import lrq_pb2 as pb
+from lrq_ha.publisher import FullSyncContext, FullSyncRequest, Publisher
+from lrq_ha.receiver import Receiver, Table, TableListener
 from lrq_ha.spark.job import cause, main, read_entries
 
 pytestmark = pytest.mark.broker
@@ -115,3 +123,84 @@ def test_without_nodes_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     with pytest.raises(SystemExit):
         main(["--queue", "LRQ_Recv_a_east", "--out", str(tmp_path)])
     assert "--nodes is missing" in capsys.readouterr().err
+
+
+def eventually(what: str, done: Callable[[], bool]) -> None:
+    """Polls until `done()`: a key that it looks up may not be there yet."""
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        with suppress(KeyError):
+            if done():
+                return
+        time.sleep(0.2)
+    raise AssertionError(f"{what}: not within 120 s")
+
+
+class Flights:
+    """A source's application whose flights change; a full sync has them all."""
+
+    def __init__(self, door: str) -> None:
+        self._pad = b" " * 100_000
+        self._lock = threading.Lock()
+        self.delays = dict.fromkeys(range(9), 0)
+        self.publisher = Publisher([door], "flights-app", "flights", confirm_timeout_s=60)
+        self.publisher.on_full_sync(self._provide)
+
+    def _provide(self, _: FullSyncRequest, context: FullSyncContext) -> None:
+        context.transmit(payload("airlines", *AIRLINES))
+        for number in self.delays:
+            with self._lock:
+                context.transmit(payload("flights", flight(number, "AA", 1, self.delays[number])))
+        context.complete()
+
+    def change(self, number: int, delay: int) -> None:
+        with self._lock:
+            self.delays[number] = delay
+            self.publisher.transmit_log_entry_message(payload("flights", flight(number, "AA", 1, delay)) + self._pad, ["west"])
+
+
+@pytest.mark.full
+def test_the_job_makes_tables_of_a_queue_that_was_fed_three_times_its_size(tmp_path: Path) -> None:
+    """The first snapshot is gone. A minute or more: two groups and a Spark of the test's own."""
+    size, queue = 4 << 20, "LRQ_Recv_flights_east"
+    lab = Lab({"east": 1, "west": 1}, tmp_path / "lab", sites={"east": ["west"], "west": []})
+    lab.prepare()
+    for node in lab.nodes.values():
+        node.config.write_text(f"{node.config.read_text().rstrip()}\n\n[receive]\nbytes_max = {size}\n")
+    with lab:
+        source = Flights(lab.nodes["e1"].door)
+
+        def receiving() -> dict[str, Any]:
+            return dict(lab.status("w1")["receiving"][queue])
+
+        def is_in_step() -> bool:
+            session = lab.status("e1")["sessions"]["west"]["clients"]["flights"]
+            settled = session["state"] == "in_log_entry_sync" and session["in_flight_bytes"] == 0 and session["lag_entries"] == 0
+            return settled and receiving()["snapshot"]["complete"] and receiving()["demand"] is None
+
+        wholes = set()
+        for number in range(3 * size // 100_000):
+            source.change(number % 9, number)
+            if number % 10 == 9:
+                source.publisher.flush(60)
+                time.sleep(0.3)  # the sink looks a few times a second
+                eventually("the sink to lack nothing", is_in_step)
+                wholes.add(receiving()["snapshot"]["whole"])
+        source.publisher.flush(60)
+        eventually("the sink to lack nothing", is_in_step)
+        assert len(wholes) >= 3, "the sink demands full syncs by itself"
+        done = run("--nodes", lab.nodes["w1"].broker, "--queue", queue, "--out", tmp_path / "out")
+        assert done.returncode == 0, done.stderr
+        report = json.loads((tmp_path / "out" / "results.json").read_text())
+        assert (report["rows"]["flights"], report["by_carrier"][0]["sum"]) == (9, sum(source.delays.values()))
+        with closing(sqlite3.connect(tmp_path / "flights.db")) as connection:
+            connection.execute("CREATE TABLE flights (source TEXT, id INTEGER, dep_delay INTEGER, PRIMARY KEY (source, id))")
+            connection.execute("CREATE TABLE airlines (source TEXT, carrier TEXT, PRIMARY KEY (source, carrier))")
+        listed = [Table("flights", ("id", "dep_delay"), ("id",)), Table("airlines", ("carrier",), ("carrier",))]
+        tables = TableListener(lambda: sqlite3.connect(tmp_path / "flights.db", timeout=30), listed)
+        with Receiver([lab.nodes["w1"].door], "flights", "late", tables) as receiver:
+            receiver.start()
+            eventually("the receiver in step", lambda: receiver.status()["east"].consistent)
+        with closing(sqlite3.connect(tmp_path / "flights.db")) as connection:
+            assert dict(connection.execute("SELECT id, dep_delay FROM flights")) == source.delays
+        source.publisher.close(60)

@@ -20,6 +20,7 @@ SLOW = {
     "integration/test_joining_three.py": "test_joining.py",
     "integration/test_memory.py": "test_limits.py",
     "integration/test_partition_of_three.py": "test_partition.py",
+    "integration/test_receiver_kills.py": "test_receiver.py",
     "integration/test_restart.py": "test_joining.py, test_broker_restarts.py",
     "integration/test_three_faults.py": "test_three_nodes.py, test_faults.py",
     "integration/test_unseen_messages.py": "test_purges.py, test_census.py",
