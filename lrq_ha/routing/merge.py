@@ -14,18 +14,22 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.replication.positions import Position
 from lrq_ha.routing.messages import Stream
+from lrq_ha.routing.shares import Share
 
 
 class Item(NamedTuple):
-    """One transaction of the chain, with its size in bytes."""
+    """One transaction of the chain."""
 
     position: Position
     stream: Stream
-    transaction: pb.ReceivedTransaction
-    size: int
+    share: Share
+
+    @property
+    def size(self) -> int:
+        """Its bytes in a batch."""
+        return len(self.share.body)
 
 
 @dataclass(slots=True)

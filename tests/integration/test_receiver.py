@@ -6,6 +6,7 @@ The tables are compared row by row with what the source's application transmitte
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import sqlite3
@@ -26,6 +27,7 @@ from stock_source import TABLE, Source, doors
 from lrq_ha.errors import MalformedInput
 from lrq_ha.lab import Lab
 from lrq_ha.proto import lrq_pb2 as pb
+from lrq_ha.publisher import FullSyncContext, FullSyncRequest, NackedError
 from lrq_ha.receiver import (
     Fenced,
     Listener,
@@ -150,6 +152,35 @@ def test_the_sinks_primary_is_killed_under_a_receiver(lab: Lab, source: Source, 
 def test_a_receiver_is_killed_in_the_middle_of_its_replay(lab: Lab, tmp_path: Path) -> None:
     """A cell of the kill matrix (test_receiver_kills.py)."""
     run_through(lab, tmp_path, "local-replay", "receiver")
+
+
+class Paged(Source):
+    """Transmits its full syncs page by page."""
+
+    def _provide(self, request: FullSyncRequest, context: FullSyncContext) -> None:
+        self.reason = request.reason
+        with self._lock:
+            rows = [json.dumps({"table": "stock", "rows": [{"item": item, "count": count}]}).encode() for item, count in self.stock.items()]
+            for first in range(0, len(rows), 7):
+                context.transmit_many(rows[first : first + 7], progress=first)
+            context.complete()
+
+
+@pytest.mark.quick
+def test_a_full_sync_that_the_application_wants_comes_with_several_rows_a_transaction(lab: Lab, tmp_path: Path) -> None:
+    path, source = database(tmp_path), Paged(lab, f"paged{time.time_ns() % 10**9}")
+    with receiving(lab, source, listener(path)) as receiver:
+        normal(receiver)
+        assert stock(path) == source.stock
+        with contextlib.closing(sqlite3.connect(path)) as connection:
+            connection.execute("DELETE FROM stock")
+            connection.commit()
+        source.publisher.request_full_sync("west", "rows were lost").result(60)
+        eventually("the rows", lambda: stock(path) == source.stock, 60, seen=receiver.status)
+        assert source.reason == "rows were lost"
+        with pytest.raises(NackedError, match="destination 'nowhere' is not known"):
+            source.publisher.request_full_sync("nowhere").result(60)
+    source.publisher.close(60)
 
 
 PROCESS = """
