@@ -124,6 +124,16 @@ def test_a_table_follows_its_source_and_goes_on_where_it_stopped(lab: Lab, sourc
         arrived(receiver, source)
         assert stock(path) == source.stock
         assert receiver.status()["east"].position > position
+
+        def told() -> str:
+            receivers = lab.status(primary_of(lab, "west"))["receiving"][recv_queue(source.client_name, "east")]["receivers"]
+            return f"{receivers['stock-db']['phase']} {receivers['stock-db']['position']}"
+
+        eventually("operators to see how far it is", lambda: told() == f"normal {receiver.status()['east'].position}", 30)
+        assert receiver.stop()
+        assert receiver.forget("east")
+        with pytest.raises(KeyError):
+            told()
     with contextlib.closing(sqlite3.connect(path)) as connection:
         applied = [name for (name,) in connection.execute("SELECT position FROM applied ORDER BY rowid")]
     assert len(set(applied[-350:])) == 350, "no delta is applied twice, nor left out, over a restart"
