@@ -72,7 +72,11 @@ class Merge:
 
     def head(self) -> Item | None:
         """The earliest waiting item; it may go if `ready` says so."""
-        return min((source.waiting[0] for source in self._inputs.values() if source.waiting), default=None, key=_position)
+        first: Item | None = None
+        for source in self._inputs.values():
+            if source.waiting and (first is None or source.waiting[0].position < first.position):
+                first = source.waiting[0]
+        return first
 
     def ready(self, position: Position) -> bool:
         """Whether everything before `position` is known; `position` is at or before the head's."""
@@ -86,7 +90,3 @@ class Merge:
         source = self._inputs[head.stream]
         source.waiting_bytes -= head.size
         return source.waiting.popleft()
-
-
-def _position(item: Item) -> Position:
-    return item.position
