@@ -7,6 +7,7 @@ Rules:
   is none, it gets a reader of its own. So a session that is far behind holds up no other, and none waits for it.
 - Two readers that meet become one: where a reader has come into the tail of another, its sessions go over to that one, and it ends.
 - A session that wants a pause leaves its reader if others follow it; else the reader pauses.
+- What readers are to do comes before what sessions are given: a session may call again, because of what it is given, before the rest is done.
 """
 
 from __future__ import annotations
@@ -99,7 +100,15 @@ class ViewReaders(Generic[S]):
         self._readers: dict[int, _Reader[S]] = {}
         self._followers: dict[S, _Follower[S]] = {}
         self._newest = 0  # number of the newest reader
-        self._effects: list[Effect[S]] = []
+        self._orders: list[StartReader[S] | StopReader | PauseReader | ResumeReader] = []  # of the method that was called
+        self._gives: list[Give[S]] = []
+
+    def _begin(self) -> None:
+        self._orders, self._gives = [], []
+
+    @property
+    def _effects(self) -> list[Effect[S]]:
+        return [*self._orders, *self._gives]
 
     def reader_of(self, session: S) -> int | None:
         """The number of the reader that a session follows; None: it has none now."""
@@ -122,7 +131,7 @@ class ViewReaders(Generic[S]):
 
     def stop(self, session: S) -> list[Effect[S]]:
         """A session reads no more."""
-        self._effects = []
+        self._begin()
         follower = self._followers.pop(session, None)
         if follower is not None and follower.reader is not None:
             reader = follower.reader
@@ -133,7 +142,7 @@ class ViewReaders(Generic[S]):
 
     def pause(self, session: S) -> list[Effect[S]]:
         """A session has enough."""
-        self._effects = []
+        self._begin()
         follower = self._followers.get(session)
         if follower is not None:
             follower.pauses = True
@@ -141,12 +150,12 @@ class ViewReaders(Generic[S]):
                 self._leave(follower, follower.reader)
             elif follower.reader is not None:
                 follower.reader.paused = True
-                self._effects.append(PauseReader(follower.reader.number))
+                self._orders.append(PauseReader(follower.reader.number))
         return self._effects
 
     def resume(self, session: S) -> list[Effect[S]]:
         """A session wants to go on."""
-        self._effects = []
+        self._begin()
         follower = self._followers.get(session)
         if follower is not None:
             follower.pauses = False
@@ -158,7 +167,7 @@ class ViewReaders(Generic[S]):
 
     def take(self, event: m.Read | m.ReadEnd | m.Trimmed | m.Demand, number: int) -> list[Effect[S]]:
         """A reader has given something. Nothing happens if it was stopped."""
-        self._effects = []
+        self._begin()
         reader = self._readers.get(number)
         if reader is None:
             return self._effects
@@ -167,14 +176,14 @@ class ViewReaders(Generic[S]):
                 self._read(reader, event.entries)
             case m.ReadEnd():
                 self._advance(reader, event.through)
-                self._effects += [Give(of.session, m.ReadEnd(of.number, event.through)) for of in reader.followers]
+                self._gives += [Give(of.session, m.ReadEnd(of.number, event.through)) for of in reader.followers]
             case m.Trimmed():
                 del self._readers[number]
                 for follower in reader.followers:
                     del self._followers[follower.session]
-                    self._effects.append(Give(follower.session, m.Trimmed(follower.number, event.first_available)))
+                    self._gives.append(Give(follower.session, m.Trimmed(follower.number, event.first_available)))
             case _:
-                self._effects += [Give(of.session, event) for of in reader.followers]
+                self._gives += [Give(of.session, event) for of in reader.followers]
         if number in self._readers:
             self._meet(reader)
         return self._effects
@@ -204,7 +213,7 @@ class ViewReaders(Generic[S]):
         for entry in entries:
             of_client[entry.client_name].append(entry)
         own = {client_name: tuple(those) for client_name, those in of_client.items()}
-        self._effects += [Give(each.session, m.Read(each.number, own.get(each.client_name, ()), through)) for each in followers]
+        self._gives += [Give(each.session, m.Read(each.number, own.get(each.client_name, ()), through)) for each in followers]
 
     def _follow(self, follower: _Follower[S], through: int) -> None:
         """Finds a reader for a session that was given everything up to a sequence."""
@@ -216,7 +225,7 @@ class ViewReaders(Generic[S]):
         self._readers[self._newest] = reader = _Reader(self._newest, Position(0, through), through)
         reader.followers.append(follower)
         follower.reader = reader
-        self._effects.append(StartReader(self._newest, through + 1, follower.session))
+        self._orders.append(StartReader(self._newest, through + 1, follower.session))
 
     def _join(self, followers: list[_Follower[S]], reader: _Reader[S], through: int) -> None:
         """Sessions that were given everything up to a sequence go on at a reader that covers it."""
@@ -251,8 +260,8 @@ class ViewReaders(Generic[S]):
 
     def _wake(self, reader: _Reader[S]) -> None:
         reader.paused = False
-        self._effects.append(ResumeReader(reader.number))
+        self._orders.append(ResumeReader(reader.number))
 
     def _end(self, reader: _Reader[S]) -> None:
         del self._readers[reader.number]
-        self._effects.append(StopReader(reader.number))
+        self._orders.append(StopReader(reader.number))

@@ -97,7 +97,7 @@ def test_a_session_that_pauses_as_its_reader_ends() -> None:
     readers.start("south", "orders", 1, 12)
     assert readers.pause("west") == [v.PauseReader(1)]
     effects = readers.take(read(11), 1)
-    assert (effects[-1], given(effects)) == (v.StopReader(1), {"west": [11]}), "under way"
+    assert (effects[0], given(effects)) == (v.StopReader(1), {"west": [11]}), "under way"
     assert readers.reader_of("west") is None
     assert given(readers.take(read(12), 2)) == {"south": [12]}
     assert given(readers.resume("west")) == {"west": [12]}
@@ -153,6 +153,7 @@ class World:
         self.running: dict[int, int] = {}  # the next index of each reader
         self.paused: set[int] = set()
         self.taken: dict[str, Taken] = {}
+        self.newest = 0  # number of a session's StartRead
 
     def carry_out(self, effects: list[v.Effect[str]]) -> None:
         for effect in effects:
@@ -164,15 +165,31 @@ class World:
                     del self.running[effect.reader]
                     self.paused.discard(effect.reader)
                 case v.PauseReader():
+                    assert effect.reader in self.running
                     self.paused.add(effect.reader)
                 case v.ResumeReader():
+                    assert effect.reader in self.running
                     self.paused.remove(effect.reader)
                 case v.Give():
-                    self.take(self.taken[effect.session], effect.event)
+                    self.take(effect.session, effect.event)
 
-    def take(self, taken: Taken, event: m.Event) -> None:
+    def take(self, session: str, event: m.Event) -> None:
+        """A session may pause, go on, begin elsewhere or end because of what it is given."""
+        taken = self.taken.get(session)
         assert isinstance(event, (m.Read, m.ReadEnd))
-        assert event.reader == taken.number
+        if taken is None or event.reader != taken.number:
+            return  # it has begun elsewhere since
+        self.note(taken, event)
+        match self.chance.choices(("nothing", "turn", "start", "stop"), (10, 2, 0.5, 0.2))[0]:
+            case "turn":
+                self.turn(session, not taken.pauses)
+            case "start":
+                self.start(session)
+            case "stop":
+                self.stop(session)
+
+    @staticmethod
+    def note(taken: Taken, event: m.Read | m.ReadEnd) -> None:
         if isinstance(event, m.Read):
             taken.sequences += [each.position.sequence for each in event.entries if each.position.sequence > taken.through]
         taken.through = max(taken.through, event.through.sequence)
@@ -184,18 +201,24 @@ class World:
                 client_name = self.chance.choice(["orders", "orders", "bills"])
                 self.view += [entry(len(self.view) + n, client_name) for n in range(1, self.chance.randrange(2, 9))]
             case "start":
-                first = max(1, len(self.view) + 2 - self.chance.randrange(15))
-                number = self.taken[session].number + 1 if session in self.taken else 1
-                self.taken[session] = Taken("bills" if session == "d" else "orders", first, number, through=first - 1)
-                self.carry_out(self.readers.start(session, self.taken[session].client_name, number, first))
+                self.start(session)
             case "stop":
-                self.carry_out(self.readers.stop(session))
-                self.taken.pop(session, None)
+                self.stop(session)
             case "turn" if session in self.taken:
                 self.turn(session, not self.taken[session].pauses)
             case "read" if self.running:
                 self.read_on(self.chance.choice(list(self.running)), self.chance.randrange(1, 8))
         self.check()
+
+    def start(self, session: str) -> None:
+        first = max(1, len(self.view) + 2 - self.chance.randrange(15))
+        self.newest += 1
+        self.taken[session] = Taken("bills" if session == "d" else "orders", first, self.newest, through=first - 1)
+        self.carry_out(self.readers.start(session, self.taken[session].client_name, self.newest, first))
+
+    def stop(self, session: str) -> None:
+        self.taken.pop(session, None)
+        self.carry_out(self.readers.stop(session))
 
     def turn(self, session: str, pauses: bool) -> None:
         self.taken[session].pauses = pauses
@@ -217,9 +240,12 @@ class World:
             assert taken.through <= max(len(self.view), taken.first - 1)
             number = self.readers.reader_of(session)
             assert taken.pauses or (number in self.running and number not in self.paused), "nothing is read for it"
+        for number in set(self.running) - self.paused:
+            assert any(self.readers.reader_of(session) == number and not taken.pauses for session, taken in self.taken.items()), "for none"
 
     def come_to_rest(self) -> None:
         """All come to the end, and follow one reader."""
+        self.chance.choices = lambda _choices, _weights: ["nothing"]  # type: ignore[method-assign, assignment]
         self.view += [entry(len(self.view) + 1), entry(len(self.view) + 2)]
         for session, taken in self.taken.items():
             if taken.pauses:
