@@ -2,7 +2,7 @@
 
 Rules:
 
-- A reader gives every transaction to all sessions that follow it, and keeps the newest ones (its tail, `tail_bytes_max`).
+- A reader gives every transaction to all sessions that follow it, and keeps the newest ones: its tail, an equal part of `tail_bytes_max`.
 - A session that begins, or goes on after a pause, follows a reader whose tail reaches back to its position, and gets the tail from there. If there
   is none, it gets a reader of its own. So a session that is far behind holds up no other, and none waits for it.
 - Two readers that meet become one: where a reader has come into the tail of another, its sessions go over to that one, and it ends.
@@ -92,7 +92,7 @@ class ViewReaders(Generic[S]):
     """The readers of one view. Each method returns what is to be done, in order.
 
     Args:
-        tail_bytes_max: Of each reader.
+        tail_bytes_max: Of all tails together, about: a reader that does not read keeps what it has.
     """
 
     def __init__(self, tail_bytes_max: int = TAIL_BYTES_MAX) -> None:
@@ -196,7 +196,7 @@ class ViewReaders(Generic[S]):
         through = entries[-1].position
         reader.tail.extend(entries)
         reader.tail_bytes += sum(entry.size for entry in entries)
-        while reader.tail_bytes > self._tail_bytes_max:
+        while reader.tail_bytes * len(self._readers) > self._tail_bytes_max:
             dropped = reader.tail.popleft()
             reader.tail_bytes -= dropped.size
             reader.reaches = dropped.position.sequence
