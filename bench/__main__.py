@@ -9,7 +9,7 @@ from collections.abc import Callable
 from lrq_ha.errors import LrqError
 from lrq_ha.lab import brokers
 
-from . import consuming, failover, joining, latency, matrix, outstanding, receiving, rivals, scale, sink, takeover, throughput
+from . import consuming, failover, joining, latency, matrix, outstanding, receiving, rivals, scale, sessions, sink, sites, takeover, throughput
 from .measure import Row, note
 
 #: Runs a row on these RabbitMQ series, shortly or in full.
@@ -21,6 +21,8 @@ ROWS: dict[str, Callable[[list[str], bool], Row]] = {
     "P2B": lambda series, short: throughput.p2b(series, throughput.SHORT if short else throughput.Plan()),
     "P2C": lambda series, short: consuming.p2c(series, consuming.SHORT if short else throughput.Plan()),
     "P3": lambda series, short: rivals.p3(series, rivals.SHORT if short else throughput.Plan()),
+    "P4": lambda series, short: sites.p4(series, sites.SHORT if short else sites.Plan()),
+    "P4S": lambda _, short: sessions.p4s(sessions.SHORT_TRANSACTIONS if short else sessions.TRANSACTIONS),
     "P5": lambda series, short: failover.p5(series, (0, 10_000) if short else failover.BACKLOGS, 2 if short else 6),
     "P6": lambda _, short: outstanding.p6(outstanding.SHORT_MESSAGES if short else outstanding.MESSAGES),
     "P9": lambda series, short: scale.p9(series, scale.SHORT if short else scale.Plan()),
@@ -34,7 +36,7 @@ LONG: dict[str, Callable[[list[str], bool], Row]] = {
     "P5M": lambda series, short: failover.p5(series, (failover.MILLION,), 2 if short else 4, "P5M"),
 }
 #: Needs no broker.
-PURE = {"P6"}
+PURE = {"P4S", "P6"}
 SERIES = ("3.10", "4.3")  # the two ends of what is supported
 
 

@@ -178,8 +178,8 @@ class EntryReader:
         transaction = _parse(pb.Transaction, record, self._queue)
         addressees: list[dict[str, None]] = [{} for _ in transaction.payloads]
         for entry in transaction.entries:
-            if entry.payload < len(addressees):
-                addressees[entry.payload].update(dict.fromkeys(entry.destinations))
+            for found in addressees[entry.payload : entry.payload + entry.more + 1]:
+                found.update(dict.fromkeys(entry.destinations))
         return Entry(
             record.offset,
             _KINDS.get(transaction.type, Kind.UNREADABLE),

@@ -36,12 +36,14 @@ class Position(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., sequence: _Optional[int] = ...) -> None: ...
 
 class RoutingTableEntryMsg(_message.Message):
-    __slots__ = ("destinations", "payload")
+    __slots__ = ("destinations", "payload", "more")
     DESTINATIONS_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    MORE_FIELD_NUMBER: _ClassVar[int]
     destinations: _containers.RepeatedScalarFieldContainer[str]
     payload: int
-    def __init__(self, destinations: _Optional[_Iterable[str]] = ..., payload: _Optional[int] = ...) -> None: ...
+    more: int
+    def __init__(self, destinations: _Optional[_Iterable[str]] = ..., payload: _Optional[int] = ..., more: _Optional[int] = ...) -> None: ...
 
 class Transaction(_message.Message):
     __slots__ = ("source", "client_name", "replication_id", "timestamp_us", "type", "request_id", "payloads", "entries", "path")

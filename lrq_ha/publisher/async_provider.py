@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from contextlib import suppress
 from typing import Any
 
@@ -35,12 +35,16 @@ class AsyncFullSyncContext(BaseContext[AsyncConfirm]):
 
     async def transmit(self, payload: bytes, progress: object = None) -> AsyncConfirm:
         """Sends one entry of the snapshot. Waits while the publisher's window is full. Arguments and errors as of `FullSyncContext.transmit`."""
+        return await self.transmit_many([payload], progress)
+
+    async def transmit_many(self, payloads: Iterable[bytes], progress: object = None) -> AsyncConfirm:
+        """Sends several entries of the snapshot as one transaction. Arguments and errors as of `FullSyncContext.transmit_many`."""
         if progress is not None:
             self.progress = progress
         async with self._lock:
             self._check()
             self._reap()
-            confirm = await self._send(self._entry(payload))
+            confirm = await self._send(self._entries(payloads))
             self._unconfirmed.append(confirm)
             return confirm
 

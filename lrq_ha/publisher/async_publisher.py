@@ -212,6 +212,11 @@ class AsyncPublisher(BasePublisher[AsyncConfirm]):
         self._ticks = asyncio.create_task(self._tick(syncs))
         self._ticks.add_done_callback(self._task_ended)
 
+    def request_full_sync(self, destination: str, reason: str = "") -> AsyncConfirm:
+        """Asks this client's provider for a full sync to a site. A plain call; arguments and errors as of `Publisher.request_full_sync`."""
+        self._check_loop()
+        return self._send(self._draft_request(destination, reason))
+
     async def _tick(self, syncs: AsyncFullSyncs) -> None:
         while True:
             syncs.tick()

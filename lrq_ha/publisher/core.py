@@ -28,6 +28,7 @@ import pika
 
 from lrq_ha import urls
 from lrq_ha.errors import LrqError
+from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.publisher import messages
 from lrq_ha.publisher.confirm import BaseConfirm
 from lrq_ha.publisher.errors import InvalidArgument, NoPrimary, WaitTimeout, WindowFull, anew, forked
@@ -189,6 +190,14 @@ class BasePublisher(ABC, Generic[C]):
         size = sum(map(len, {id(payload): payload for payload, _ in entries.entries}.values()))
         messages.checked_shares(entries)
         return self._checked(Draft(self._log, "", queue, lambda i: entries.to_bytes(self.client_name, i, timestamp_us), size))
+
+    def _draft_request(self, destination: str, reason: str) -> Draft[C]:
+        """The status that asks for a full sync of this client."""
+        self._require_client_name("Full syncs")
+        (site,) = messages.checked_destinations([destination])
+        request_id = f"{self.producer}@{uuid4().hex}"
+        words = messages.checked_reason(reason)
+        return self._draft_status(messages.full_sync_status(self.client_name, site, request_id, words, pb.FullSyncRequest.REQUESTED))
 
     def _draft_status(self, body: bytes) -> Draft[C]:
         return self._checked(Draft(self._log, "", names.STATUS, lambda _: body, len(body)))

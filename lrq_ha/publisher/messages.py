@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 from typing import Final
 
 from lrq_ha.errors import MalformedInput
@@ -55,6 +57,13 @@ def checked_short_string(what: str, value: object) -> str:
     raise InvalidArgument(f"{what} is {value!r:.80}", todo=SHORT_STRING_RULE)
 
 
+def checked_reason(reason: object) -> str:
+    """The words of a full sync's request."""
+    if isinstance(reason, str) and len(reason) <= names.REASON_CHARS_MAX:
+        return reason
+    raise InvalidArgument(f"reason is {reason!r:.80}", todo=f"It must be a str of at most {names.REASON_CHARS_MAX} characters")
+
+
 def checked_bytes(what: str, value: object) -> bytes:
     if isinstance(value, bytes):
         return value
@@ -71,7 +80,7 @@ def checked_size(what: str, size_bytes: int, bytes_max: int) -> None:
 def checked_shares(entries: LogEntries) -> None:
     """Each destination gets its share in one message, in which a payload stands as often as entries name it."""
     try:
-        check_shares([(len(payload), destinations) for payload, destinations in entries.entries])
+        check_shares([([len(payload) for payload, _ in run], to) for to, run in groupby(entries.entries, itemgetter(1))])
     except MalformedInput as error:
         raise MessageTooLarge(error.what, todo=error.todo) from None
 
@@ -105,11 +114,18 @@ class LogEntries:
         return cls(found, path=checked_destinations(path) if path else ())
 
     def to_bytes(self, client_name: str, replication_id: str, timestamp_us: int) -> bytes:
-        """The Transaction's bytes: equal payloads stand in it once."""
+        """The Transaction's bytes: equal payloads stand in it once, and equal destinations of entries behind each other."""
         index: dict[bytes, int] = {}
-        table = [
-            pb.RoutingTableEntryMsg(destinations=to, payload=index.setdefault(payload, len(index))) for payload, to in self.entries
-        ]
+        table: list[pb.RoutingTableEntryMsg] = []
+        for to, run in groupby(self.entries, itemgetter(1)):
+            expected = -1
+            for payload, _ in run:
+                number = index.setdefault(payload, len(index))
+                if number == expected:
+                    table[-1].more += 1
+                else:
+                    table.append(pb.RoutingTableEntryMsg(destinations=to, payload=number))
+                expected = number + 1
         return pb.Transaction(
             client_name=client_name,
             replication_id=replication_id,

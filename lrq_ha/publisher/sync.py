@@ -248,6 +248,26 @@ class Publisher(BasePublisher[Confirm]):
 
         self._loop.add_callback_threadsafe(begin)
 
+    def request_full_sync(self, destination: str, reason: str = "") -> Confirm:
+        """Asks this client's provider, in whatever process it is, for a full sync to a destination site. Deltas go on meanwhile.
+
+        A full sync that is under way for this destination gives way to this one. A site that is away gets it when it is back.
+
+        Args:
+            destination: The site's remote_id.
+            reason: Words for the provider and for operators, at most 250 characters.
+
+        Returns:
+            The request's Confirm. The request is in the log then; it is not served yet.
+
+        Raises:
+            InvalidArgument: An argument is not valid, or the publisher has no `client_name`.
+            PublisherClosed, FencedError: This publisher cannot send any more.
+        """
+        draft = self._draft_request(destination, reason)
+        with self._lock:
+            return self._send(draft)
+
     def _announce(self, provides: bool) -> None:
         with self._lock:  # from the decision on: the last announcement counts
             draft = self._announcement(provides)

@@ -29,6 +29,8 @@ from .call_watch import LOOK_S
 from .errors import ReceiverError
 from .group_positions import GroupPositions
 from .listener import Importer, Listener, ListenerImporter, PositionStore
+from .position_teller import PositionTeller, free_told
+from .progress import Progress
 from .source_reader import CONNECT_S, SourceReader, parse_id
 from .states import State
 
@@ -106,6 +108,7 @@ class Receiver:
         self._lock = threading.Lock()
         self._finder: threading.Thread | None = None
         self._watch: threading.Thread | None = None
+        self._teller: PositionTeller | None = None
         self._problem = "not started"
         self._process = os.getpid()
 
@@ -126,6 +129,9 @@ class Receiver:
             self._finder.start()
             self._watch = threading.Thread(target=self._watch_readers, name=f"lrq receiver {self.name} watch", daemon=True)
             self._watch.start()
+            if self._group_positions is None:
+                self._teller = PositionTeller(self._nodes, self.name, self._list_progress, self._ending)
+                self._teller.start()
 
     def run(self) -> None:
         """Receives until `stop` is called from another thread, or from the listener.
@@ -157,7 +163,7 @@ class Receiver:
             self._ending.set()
         for reader in self._list_readers():
             reader.end()
-        threads = (*self._list_readers(), self._finder, self._watch)
+        threads = (*self._list_readers(), self._finder, self._watch, self._teller)
         return [thread for thread in threads if thread is not None and thread is not threading.current_thread()]
 
     def _close_positions(self, timeout_s: float) -> bool:
@@ -272,7 +278,10 @@ class Receiver:
                     f"Receiver {self.name!r} reads {queue}: its position cannot be removed meanwhile",
                     todo="Stop the receiver, see that stop returns True, and call forget then; or leave the source out of `sources`",
                 )
-        return self._importer.forget(self.name, queue)
+        forgotten = self._importer.forget(self.name, queue)
+        if self._group_positions is None:
+            free_told(self._nodes, self.name, queue)
+        return forgotten
 
     # ---- threads ---------------------------------------------------------------------------------------------------------
 
@@ -319,6 +328,9 @@ class Receiver:
     def _list_readers(self) -> list[SourceReader]:
         with self._lock:
             return list(self._readers.values())
+
+    def _list_progress(self) -> dict[str, Progress]:
+        return {reader.queue: reader.progress for reader in self._list_readers() if reader.progress is not None}
 
     def _reader_of(self, source: str) -> SourceReader | None:
         with self._lock:

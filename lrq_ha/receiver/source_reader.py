@@ -127,6 +127,11 @@ class SourceReader(threading.Thread):
         return self._numbers.get(transaction.producer, 0) >= transaction.sequence
 
     @property
+    def progress(self) -> Progress | None:
+        """The committed progress; None: none."""
+        return self._progress
+
+    @property
     def committed(self) -> Position:
         """The committed position; (0, 0): none."""
         return self._progress.position if self._progress else START

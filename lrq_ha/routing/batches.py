@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.replication.positions import Position
 from lrq_ha.routing import messages as m
-from lrq_ha.routing.chain import position_message, position_of
 from lrq_ha.routing.route import Limits, Route
+from lrq_ha.routing.shares import Packing, Share, pack_envelope
 
 
 class Batches:
@@ -18,15 +17,17 @@ class Batches:
     Args:
         route: The source, client and destination.
         limits: The bounds, and the time for an ack.
+        packing: Makes the batches.
     """
 
-    def __init__(self, route: Route, limits: Limits) -> None:
+    def __init__(self, route: Route, limits: Limits, packing: Packing) -> None:
         self._route = route
+        self._packing = packing
         self._limits = limits
         self._in_flight: deque[tuple[Position, int]] = deque()  # last position and bytes of each batch, ascending
         self.in_flight_bytes = 0  # sent and not acked
         self._ack_since = 0.0  # time of the last ack, or of the first batch
-        self.envelope_bytes = self._batch(Position(2**63, 2**63), ()).ByteSize()
+        self.envelope_bytes = len(pack_envelope(route, Position(2**63, 2**63)))
         """The size of a batch without transactions, at most."""
 
     def __bool__(self) -> bool:
@@ -37,10 +38,9 @@ class Batches:
         room_bytes = self._limits.in_flight_bytes_max - self.in_flight_bytes
         return (first and (size <= room_bytes or not self._in_flight)) or size <= min(room_bytes, self._limits.batch_bytes_max)
 
-    def send(self, previous: Position, transactions: Sequence[pb.ReceivedTransaction], now: float) -> m.Send:
+    def send(self, previous: Position, shares: Sequence[Share], now: float) -> m.Send:
         """Sends a batch. `previous`: the last position before it, (0, 0) for the first one of a chain."""
-        last = position_of(transactions[-1].position)
-        body = self._batch(previous, transactions).SerializeToString()
+        last, body = shares[-1].position, self._packing.pack(self._route, previous, shares)
         if not self._in_flight:
             self._ack_since = now
         self._in_flight.append((last, len(body)))
@@ -61,12 +61,3 @@ class Batches:
         """No batch is in flight any more."""
         self._in_flight.clear()
         self.in_flight_bytes = 0
-
-    def _batch(self, previous: Position, transactions: Sequence[pb.ReceivedTransaction]) -> pb.ReceivedBatch:
-        return pb.ReceivedBatch(
-            source=self._route.source,
-            client_name=self._route.client_name,
-            previous=position_message(previous),
-            transactions=transactions,
-            log_id=self._route.log_id,
-        )

@@ -11,7 +11,7 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 
 from lrq_ha.errors import MalformedInput
 from lrq_ha.proto import lrq_pb2 as pb
@@ -50,11 +50,10 @@ def check(transaction: pb.Transaction) -> Collection[str]:
     if max(len(transaction.entries), len(transaction.payloads)) > ADDRESSEES_MAX:
         raise _too_many(max(len(transaction.entries), len(transaction.payloads)))
     sizes = [len(payload) for payload in transaction.payloads]
-    entries = [(entry.payload, entry.destinations) for entry in transaction.entries]
-    highest = max((payload for payload, _ in entries), default=-1)
+    highest = max((entry.payload + entry.more for entry in transaction.entries), default=-1)
     if highest >= len(sizes):
         raise MalformedInput(f"Transaction {transaction.replication_id} refers to payload {highest} of {len(sizes)}")
-    found = check_shares((sizes[payload], destinations) for payload, destinations in entries)
+    found = check_shares((sizes[entry.payload : entry.payload + entry.more + 1], entry.destinations) for entry in transaction.entries)
     for name in (*found, *transaction.path):
         check_remote_id(name)
     if len(transaction.path) > PATH_MAX:
@@ -73,23 +72,24 @@ def check(transaction: pb.Transaction) -> Collection[str]:
     return found
 
 
-def check_shares(entries: Iterable[tuple[int, Collection[str]]]) -> Collection[str]:
+def check_shares(entries: Iterable[tuple[Sequence[int], Collection[str]]]) -> Collection[str]:
     """Checks that each destination can be sent its share of a transaction. Returns the destinations.
 
     Args:
-        entries: Of each entry the size of its payload in bytes, and its destinations.
+        entries: Of each run of entries the sizes of their payloads in bytes, and their destinations.
 
     Raises:
         MalformedInput: A share is too large.
     """
     shares: dict[str, int] = {}
     addressees = 0
-    for size_bytes, destinations in entries:
-        addressees += len(destinations)
+    for sizes, destinations in entries:
+        addressees += len(sizes) * max(1, len(destinations))
         if addressees > ADDRESSEES_MAX:
             raise _too_many(addressees)
+        size_bytes = sum(sizes) + len(sizes) * PAYLOAD_FRAMING_BYTES
         for destination in destinations:
-            shares[destination] = shares.get(destination, 0) + size_bytes + PAYLOAD_FRAMING_BYTES
+            shares[destination] = shares.get(destination, 0) + size_bytes
     largest = max(shares.values(), default=0)
     if largest > TRANSMISSION_BYTES_MAX:
         raise MalformedInput(
@@ -106,29 +106,29 @@ def _too_many(found: int) -> MalformedInput:
     )
 
 
-def share(transaction: pb.Transaction, remote_id: str) -> list[bytes]:
-    """The payloads of `transaction`, which was checked, for `remote_id`."""
-    return [transaction.payloads[entry.payload] for entry in transaction.entries if remote_id in entry.destinations]
+def payloads_of(entry: pb.RoutingTableEntryMsg) -> range:
+    """The numbers of an entry's payloads in its transaction, which was checked."""
+    return range(entry.payload, entry.payload + entry.more + 1)
 
 
 def leave_out(transaction: pb.Transaction, remote_ids: Collection[str]) -> None:
     """Takes destinations out of `transaction`, which was checked: their entries, and the payloads that no other destination gets."""
-    kept = [(entry.payload, [name for name in entry.destinations if name not in remote_ids]) for entry in transaction.entries]
-    needed = {payload for payload, destinations in kept if destinations}
+    kept = [(entry, left) for entry in transaction.entries if (left := [name for name in entry.destinations if name not in remote_ids])]
+    needed = {number for entry, _ in kept for number in payloads_of(entry)}
+    entries = [pb.RoutingTableEntryMsg(destinations=left, payload=entry.payload, more=entry.more) for entry, left in kept]
     del transaction.entries[:]
-    transaction.entries.extend(pb.RoutingTableEntryMsg(destinations=left, payload=payload) for payload, left in kept if left)
+    transaction.entries.extend(entries)
     for index in range(len(transaction.payloads)):
         if index not in needed:
             transaction.payloads[index] = b""  # the entries name payloads by their numbers
 
 
-def received(transaction: pb.Transaction, position: Position, remote_id: str) -> pb.ReceivedTransaction | None:
-    """The form of `transaction`, which stands at `position` in the source's log, for `remote_id`; None if nothing is for it.
+def received(transaction: pb.Transaction, position: Position, payloads: Sequence[bytes]) -> pb.ReceivedTransaction | None:
+    """The form of `transaction`, which stands at `position` in the source's log, for a destination that gets `payloads`; None if nothing is for it.
 
     An end marker belongs to the destination that requested the snapshot, payloads or not. Its publisher names the destination with an empty
     payload, which is no data and is not sent.
     """
-    payloads = share(transaction, remote_id)
     if transaction.type == pb.LAST_FULL_SYNC_ENTRY:
         payloads = [payload for payload in payloads if payload]
     if not payloads and transaction.type != pb.LAST_FULL_SYNC_ENTRY:

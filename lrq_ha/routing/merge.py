@@ -14,18 +14,22 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.replication.positions import Position
 from lrq_ha.routing.messages import Stream
+from lrq_ha.routing.shares import Share
 
 
 class Item(NamedTuple):
-    """One transaction of the chain, with its size in bytes."""
+    """One transaction of the chain."""
 
     position: Position
     stream: Stream
-    transaction: pb.ReceivedTransaction
-    size: int
+    share: Share
+
+    @property
+    def size(self) -> int:
+        """Its bytes in a batch."""
+        return len(self.share.body)
 
 
 @dataclass(slots=True)
@@ -68,7 +72,11 @@ class Merge:
 
     def head(self) -> Item | None:
         """The earliest waiting item; it may go if `ready` says so."""
-        return min((source.waiting[0] for source in self._inputs.values() if source.waiting), default=None, key=_position)
+        first: Item | None = None
+        for source in self._inputs.values():
+            if source.waiting and (first is None or source.waiting[0].position < first.position):
+                first = source.waiting[0]
+        return first
 
     def ready(self, position: Position) -> bool:
         """Whether everything before `position` is known; `position` is at or before the head's."""
@@ -82,7 +90,3 @@ class Merge:
         source = self._inputs[head.stream]
         source.waiting_bytes -= head.size
         return source.waiting.popleft()
-
-
-def _position(item: Item) -> Position:
-    return item.position

@@ -22,6 +22,7 @@ from lrq_ha.replication.positions import Position
 from lrq_ha.routing import names
 from lrq_ha.routing.chain import START
 from lrq_ha.routing.log_identity import is_other_log
+from lrq_ha.routing.shares import ViewEntry
 from lrq_ha.routing.tables import Holds, Reason, State
 
 
@@ -78,10 +79,17 @@ class SinkReport:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """Transactions from a view, in log order; `reader` is the number in StartRead."""
+    """Transactions from a view, in log order.
+
+    Args:
+        reader: The number in StartRead.
+        entries: Those of other clients may be left out.
+        through: Everything up to here was given.
+    """
 
     reader: int
-    entries: tuple[tuple[Position, pb.Transaction], ...]
+    entries: tuple[ViewEntry, ...]
+    through: Position
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,12 +13,9 @@ from collections.abc import Callable
 
 from lrq_ha.replication.positions import Position
 from lrq_ha.routing import messages as m
-from lrq_ha.routing.chain import received
 from lrq_ha.routing.merge import Item, Merge
 from lrq_ha.routing.messages import Effect, Stream
 from lrq_ha.routing.route import Route
-
-FRAMING_BYTES = 6  # of a transaction in a batch, at most
 
 
 class Reading:
@@ -67,20 +64,16 @@ class Reading:
         return stream
 
     def read(self, event: m.Read) -> Position | None:
-        """Takes transactions of a reader. Returns the position up to which it has read; None if it read nothing, or does not count."""
+        """Takes transactions of a reader. Returns the position up to which it has read; None if it does not count."""
         stream = self._readers.get(event.reader)
-        if stream is None or not event.entries:
+        if stream is None:
             return None
         items = []
-        for position, transaction in event.entries:
-            if transaction.client_name != self._route.client_name:
-                continue
-            share = received(transaction, position, self._route.destination)
-            if share is not None:
-                items.append(Item(position, stream, share, share.ByteSize() + FRAMING_BYTES))
-        through = event.entries[-1][0]
-        self._merge.add(stream, items, through)
-        return through
+        for entry in event.entries:
+            if entry.client_name == self._route.client_name and (share := entry.share(self._route.destination)) is not None:
+                items.append(Item(entry.position, stream, share))
+        self._merge.add(stream, items, event.through)
+        return event.through
 
     def read_end(self, event: m.ReadEnd) -> Position | None:
         """A reader has come to the end of its view. Returns as `read` does."""

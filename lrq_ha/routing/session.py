@@ -27,8 +27,10 @@ from lrq_ha.routing.messages import Effect, Event, Stream
 from lrq_ha.routing.reading import Reading
 from lrq_ha.routing.requests import CANCELLED, COMPLETED, REQUESTED, Mark, Requests, RequestWriter
 from lrq_ha.routing.route import Limits, Route
+from lrq_ha.routing.shares import Packing, Share, pack_share
 from lrq_ha.routing.snapshot_progress import SnapshotProgress
 from lrq_ha.routing.tables import NEGOTIATION, SENDING, TRANSITIONS, Reason, State, Step
+from lrq_ha.routing.upcoming import Upcoming
 
 _NO_REQUEST = ""
 
@@ -41,9 +43,10 @@ class Session:
         log_end: The end of the group's log as known now; request ids are made from positions.
         now: Seconds, as in Tick.
         limits: Bounds and times.
+        packing: Makes the batches; sessions of one group share it.
     """
 
-    def __init__(self, route: Route, log_end: Position, now: float, limits: Limits | None = None) -> None:
+    def __init__(self, route: Route, log_end: Position, now: float, limits: Limits | None = None, packing: Packing | None = None) -> None:
         self.route = route
         self.limits = limits or Limits()
         self.state = State.WAITING_FOR_CONNECTION
@@ -58,20 +61,19 @@ class Session:
         # The chain.
         self._merge = Merge()
         self._reading = Reading(route, self._merge, self.limits.read_ahead_bytes_max, self._emit)
-        self._taken = START  # marks and items up to here are sent or left out
-        self._left_at = START  # `_taken` before the chain was to start at a request
+        self._left_at = START  # `taken` before the chain was to start at a request
         self._passed = START, START  # the last position sent when the chain was dropped, and the position up to which nothing else was to be sent
         self._reached = START  # `reached` when the chain was dropped
-        self.batches = Batches(route, self.limits)
+        self.batches = Batches(route, self.limits, packing or Packing())
         # Full syncs.
         self._requests = Requests(self.limits.marks_max)
+        self._upcoming = Upcoming(self._merge, self._requests)
         self._writer = RequestWriter(route, self.limits, self._emit)
         self._active = _NO_REQUEST  # the request whose data is sent: its marker went last and it has not ended
         self._begun = False  # the sink may have rows of it
         self._restarting: Reason | None = None  # why the chain is to start at a mark or an empty snapshot that is not there yet
         self._grounded = False  # the sink has, or is being sent, a whole snapshot and everything since its base
         self._first_available = dict.fromkeys(Stream, 0)  # sequences below were trimmed
-        self._empty = _NO_REQUEST  # an empty snapshot of this id is to start the chain
         self._cancelling = _NO_REQUEST
         self._demand: m.Demand | None = None  # waits for a provider
         self._end_marker = START
@@ -112,7 +114,7 @@ class Session:
         if self.state not in SENDING:
             return self._reached
         has_all_sent = not self.batches and self._restarting is None and self._merge.is_open(Stream.LOG_ENTRIES)
-        return self._passed_to() if has_all_sent else self.acked
+        return self._upcoming.passed_to() if has_all_sent else self.acked
 
     @property
     def views(self) -> list[Stream]:
@@ -154,15 +156,15 @@ class Session:
         if step is Step.REFUSE:
             return
         self.acked = event.last if event.in_history else START
-        self.sent = self._taken = event.last
+        self.sent = self._upcoming.taken = event.last
         self._wait()
         if step is Step.RESTART:
             self._restart(reason)
             return
         self._grounded = not event.bare
         if step is Step.RESUME_LOG and self._passed[0] == event.last:
-            self._taken = self._passed[1]
-        self._reading.start(Stream.LOG_ENTRIES, self._taken, self._taken.sequence + 1)
+            self._upcoming.taken = self._passed[1]
+        self._reading.start(Stream.LOG_ENTRIES, self._upcoming.taken, self._upcoming.taken.sequence + 1)
         if step is Step.RESUME_LOG:
             self._writer.ask_at = None
             self._writer.asks = self._snapshots_trimmed = 0
@@ -171,11 +173,11 @@ class Session:
 
     def _resume_snapshot(self, request_id: str) -> None:
         """The chain goes on inside snapshot `request_id`, unless that was given up, or (it is not known any more) overtaken by a newer one."""
-        if self._requests.goes_on(request_id, self._taken):
+        if self._requests.goes_on(request_id, self._upcoming.taken):
             self._active, self._begun = request_id, True
             self.snapshot.begin(request_id, self._now, self._writer.asks)
-            self._reading.start(Stream.SNAP_SYNC, self._taken, self._taken.sequence + 1)
-        elif not self._writer.asked and not self._requests.is_ahead(self._taken):
+            self._reading.start(Stream.SNAP_SYNC, self._upcoming.taken, self._upcoming.taken.sequence + 1)
+        elif not self._writer.asked and not self._requests.is_ahead(self._upcoming.taken):
             self._ask(Reason.SNAPSHOT_UNFINISHED)
 
     def _negotiate_again(self, reason: Reason) -> None:
@@ -194,13 +196,13 @@ class Session:
         """Starts the chain at a request that is in the log or at an empty snapshot, or asks for a request."""
         self._drop_chain()
         self._restarting, self._grounded, self.sent = reason, False, START
-        request = self._requests.usable(self._taken, max(self._first_available.values()), self.provider is not False)
+        request = self._requests.usable(self._upcoming.taken, max(self._first_available.values()), self.provider is not False)
         if request is not None:
-            self._left_at = self._taken
-            self._taken = Position(request.position.epoch, request.position.sequence - 1)  # so that the mark is taken next
+            self._left_at = self._upcoming.taken
+            self._upcoming.taken = Position(request.position.epoch, request.position.sequence - 1)  # so that the mark is taken next
             self._reading.start(Stream.LOG_ENTRIES, request.position, request.position.sequence + 1)
             if self.provider is False:  # no provider would supply it again: the mark waits until it is known whether its rows are left
-                self._reading.start(Stream.SNAP_SYNC, self._taken, request.position.sequence + 1)
+                self._reading.start(Stream.SNAP_SYNC, self._upcoming.taken, request.position.sequence + 1)
         elif self.provider is False:
             self._begin_empty()
         elif self.provider is None:
@@ -213,21 +215,21 @@ class Session:
         return self._restarting is not None and not self._merge.is_open(Stream.LOG_ENTRIES)
 
     def _begin_empty(self) -> None:
-        self._empty = self._writer.new_id(self._known)
+        self._upcoming.empty = self._writer.new_id(self._known)
         self._writer.ask_at = None
         self._report(Reason.EMPTY_SNAPSHOT)
-        first = 1 if self._restarting is Reason.OTHER_HISTORY else self._taken.sequence + 1
-        self._reading.start(Stream.LOG_ENTRIES, self._taken, max(first, self._first_available[Stream.LOG_ENTRIES]))
+        first = 1 if self._restarting is Reason.OTHER_HISTORY else self._upcoming.taken.sequence + 1
+        self._reading.start(Stream.LOG_ENTRIES, self._upcoming.taken, max(first, self._first_available[Stream.LOG_ENTRIES]))
 
     def _trimmed(self, event: m.Trimmed) -> None:
         stream = self._reading.trimmed(event)
         if stream is None:
             return
         self._first_available[stream] = event.first_available
-        if self._empty:
-            self._reading.start(stream, self._taken, event.first_available)
+        if self._upcoming.empty:
+            self._reading.start(stream, self._upcoming.taken, event.first_available)
         elif self._restarting is not None:  # the mark has not gone
-            self._taken = self._left_at
+            self._upcoming.taken = self._left_at
             self._restart(self._restarting)
         elif stream is Stream.LOG_ENTRIES:
             self._go(Step.RESTART, Reason.TRIMMED)
@@ -263,7 +265,7 @@ class Session:
             return
         if self._waits_for_start and self._restarting is not None:
             self._restart(self._restarting)
-        elif mark.position <= self._taken:
+        elif mark.position <= self._upcoming.taken:
             self._ask(Reason.LATE_REQUEST)
 
     def _demanded(self, event: m.Demand) -> None:
@@ -271,7 +273,7 @@ class Session:
         reading = self._merge.is_open(Stream.LOG_ENTRIES)
         if self.state in SENDING and not reading:  # the chain is about to restart with a snapshot
             return
-        waits = self._requests.is_ahead(self._merge.through(Stream.LOG_ENTRIES)) if reading else self._requests.is_unsent(self._taken)
+        waits = self._requests.is_ahead(self._merge.through(Stream.LOG_ENTRIES)) if reading else self._requests.is_unsent(self._upcoming.taken)
         self._demand = None
         if not self._writer.asked and not waits:
             self._ask(event.reason, event.note)
@@ -345,13 +347,7 @@ class Session:
         """A sink that has everything sent need not be sent later entries that were not for it, also if these are trimmed when the link is back."""
         if self._active or not self._merge.is_open(Stream.LOG_ENTRIES):
             return
-        self._passed = self.sent, self._passed_to()
-
-    def _passed_to(self) -> Position:
-        """Everything up to here is sent, or not for the sink."""
-        mark, through = self._requests.next_after(self._taken), min(self._merge.through(stream) for stream in Stream if self._merge.is_open(stream))
-        all_taken = self._merge.head() is None and (mark is None or mark.position > through)
-        return max(self._taken, through) if all_taken else self._taken
+        self._passed = self.sent, self._upcoming.passed_to()
 
     def _drop_chain(self) -> None:
         self._reached = self.reached
@@ -359,7 +355,7 @@ class Session:
         for stream in Stream:
             self._reading.stop(stream)
         self.batches.drop()
-        self._active = self._empty = _NO_REQUEST
+        self._active = self._upcoming.empty = _NO_REQUEST
         self._restarting = None
 
     # ---- sending ----------------------------------------------------------------------------------------------------
@@ -372,50 +368,30 @@ class Session:
             self._emit(send)
         self._reading.regulate()
 
-    def _pack(self) -> list[pb.ReceivedTransaction]:
-        batch: list[pb.ReceivedTransaction] = []
+    def _pack(self) -> list[Share]:
+        batch: list[Share] = []
         size = self.batches.envelope_bytes
-        while (candidate := self._next()) is not None:
+        while (candidate := self._upcoming.next()) is not None:
             size += candidate.size
             if not self.batches.has_room(size, first=not batch):
                 break
-            transaction = self._take(candidate)
-            if transaction is not None:
-                batch.append(transaction)
+            share = self._take(candidate)
+            if share is not None:
+                batch.append(share)
         return batch
 
-    def _next(self) -> Item | Mark | None:
-        """The next item or mark in log order; None if it is not known yet."""
-        if not self._merge.is_open(Stream.LOG_ENTRIES):
-            return None
-        head = self._merge.head()
-        if self._empty:
-            return self._empty_mark(head)
-        mark = self._requests.next_after(self._taken)
-        candidate = mark if mark is not None and (head is None or mark.position < head.position) else head
-        return candidate if candidate is not None and self._merge.ready(candidate.position) else None
-
-    def _empty_mark(self, head: Item | None) -> Mark | None:
-        """An empty snapshot goes before the first delta that is left, or behind everything read if there is none."""
-        through = self._merge.through(Stream.LOG_ENTRIES)
-        if head is None and through <= self._taken:
-            return None
-        # The entry before a transaction has its epoch: an epoch's first entry is its MARKER (R1).
-        position = through if head is None else Position(head.position.epoch, head.position.sequence - 1)
-        return Mark(position, self._empty, COMPLETED)
-
-    def _take(self, candidate: Item | Mark) -> pb.ReceivedTransaction | None:
+    def _take(self, candidate: Item | Mark) -> Share | None:
         """Passes `candidate`; returns its transaction for the chain, if there is one."""
         if isinstance(candidate, Item):
             return self._take_item(candidate)
-        self._taken = candidate.position
+        self._upcoming.taken = candidate.position
         if candidate.state == CANCELLED:
             return self._snapshot_cancelled(candidate) if self._active and candidate.request_id == self._active else None
         self._restarting = None
         if candidate.state == COMPLETED:
-            self._empty = _NO_REQUEST
+            self._upcoming.empty = _NO_REQUEST
             self._snapshot_ended(candidate.position)
-            return marker(candidate.position, pb.LAST_FULL_SYNC_ENTRY, candidate.request_id)
+            return pack_share(marker(candidate.position, pb.LAST_FULL_SYNC_ENTRY, candidate.request_id))
         if candidate.request_id == self._active:
             return None
         self._active, self._begun = candidate.request_id, False
@@ -424,20 +400,20 @@ class Session:
         if not self._merge.is_open(Stream.SNAP_SYNC):
             self._reading.start(Stream.SNAP_SYNC, candidate.position, candidate.position.sequence + 1)
         self._go(Step.SNAPSHOT_BEGINS, Reason.SNAPSHOT_BEGUN)
-        return marker(candidate.position, pb.SNAPSHOT_SYNC, candidate.request_id)
+        return pack_share(marker(candidate.position, pb.SNAPSHOT_SYNC, candidate.request_id))
 
-    def _take_item(self, item: Item) -> pb.ReceivedTransaction | None:
+    def _take_item(self, item: Item) -> Share | None:
         self._merge.pop()
-        self._taken = item.position
+        self._upcoming.taken = item.position
         if item.stream is Stream.SNAP_SYNC:
-            if item.transaction.request_id != self._active:
+            if item.share.request_id != self._active:
                 return None
             self._begun = True
-            self.snapshot.add_rows(len(item.transaction.payloads), item.size)
+            self.snapshot.add_rows(item.share.rows, item.size)
             self._wait()
-            if item.transaction.type == pb.LAST_FULL_SYNC_ENTRY:
+            if item.share.type == pb.LAST_FULL_SYNC_ENTRY:
                 self._snapshot_ended(item.position)
-        return item.transaction
+        return item.share
 
     def _snapshot_ended(self, position: Position) -> None:
         self._reading.stop(Stream.SNAP_SYNC)
@@ -446,11 +422,11 @@ class Session:
         self._end_marker = position
         self._go(Step.SNAPSHOT_ENDS, Reason.SNAPSHOT_SENT)
 
-    def _snapshot_cancelled(self, mark: Mark) -> pb.ReceivedTransaction | None:
+    def _snapshot_cancelled(self, mark: Mark) -> Share | None:
         """The chain's transaction at a cancellation: an end marker, which makes an empty snapshot, without a provider and a whole one."""
         self._reading.stop(Stream.SNAP_SYNC)
         self._active = _NO_REQUEST
-        if self._requests.is_ahead(self._taken) or self._writer.asked:
+        if self._requests.is_ahead(self._upcoming.taken) or self._writer.asked:
             return None
         if self.provider is False and self._grounded:
             self._demand = m.Demand(Reason.SNAPSHOT_UNFINISHED)
@@ -459,7 +435,7 @@ class Session:
         if self.provider is False and not self._begun:
             self._report(Reason.SNAPSHOT_UNSUPPLIED)
             self._snapshot_ended(mark.position)
-            return marker(mark.position, pb.LAST_FULL_SYNC_ENTRY, mark.request_id)
+            return pack_share(marker(mark.position, pb.LAST_FULL_SYNC_ENTRY, mark.request_id))
         self._report(Reason.SNAPSHOT_CANCELLED)
         self._writer.ask_later(self._now)
         return None

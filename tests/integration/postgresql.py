@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -51,6 +52,15 @@ class Server:
     def start(self) -> None:
         options = f"{OPTIONS} -k {self._sockets}"
         self._call("pg_ctl", "-D", str(self._data), "-w", "-l", str(self._sockets / "log"), "-o", options, "start")
+
+    def create_database(self) -> str:
+        """An empty database; returns the connection string."""
+        import psycopg
+
+        name = f"d{time.time_ns()}"
+        with psycopg.connect(self.dsn, autocommit=True) as connection:
+            connection.execute(f"CREATE DATABASE {name}")
+        return self.dsn.replace("dbname=postgres", f"dbname={name}")
 
     def kill(self) -> None:
         self._call("pg_ctl", "-D", str(self._data), "-m", "immediate", "stop")

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from load import eventually, primary_of, set_up, take_over
 from patience import PATIENT_DOOR
-from test_receiver import Source, doors
+from stock_source import Source, doors
 
 from lrq_ha.lab import Lab
 from lrq_ha.receiver import AsyncListener, AsyncReceiver, Redelivery, Snapshot, SqlPositions, State, Update

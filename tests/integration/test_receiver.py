@@ -19,13 +19,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from kill_gate import run_through
 from load import User, add_users, eventually, primary_of, set_up, take_over
 from patience import PATIENT_DOOR
+from stock_source import TABLE, Source, doors
 
 from lrq_ha.errors import MalformedInput
 from lrq_ha.lab import Lab
 from lrq_ha.proto import lrq_pb2 as pb
-from lrq_ha.publisher import FullSyncContext, FullSyncRequest, Publisher
+from lrq_ha.publisher import FullSyncContext, FullSyncRequest, NackedError
 from lrq_ha.receiver import (
     Fenced,
     Listener,
@@ -35,7 +37,6 @@ from lrq_ha.receiver import (
     SqlPositions,
     State,
     Stop,
-    Table,
     TableListener,
     Update,
 )
@@ -46,9 +47,6 @@ from lrq_ha.streams.node_connection import NodeConnection, address_of
 
 pytestmark = [pytest.mark.broker, pytest.mark.proves("G6")]
 
-TABLE = Table("stock", ("item", "count"), ("item",))
-ITEMS = 40
-
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory, broker_version: str) -> Iterator[Lab]:
@@ -58,44 +56,6 @@ def lab(tmp_path_factory: pytest.TempPathFactory, broker_version: str) -> Iterat
     set_up(found, "backup_timeout_s = 60.0")
     with found:
         yield found
-
-
-class Source:
-    """An application with a table, which it transmits: whole in full syncs, its changes as log entries."""
-
-    def __init__(self, lab: Lab, client_name: str, node: str = "e1", to: str = "west") -> None:
-        self._to = to
-        self.client_name = client_name
-        self.stock = dict.fromkeys(range(ITEMS), 0)
-        self.last = ""
-        self._lock = threading.Lock()
-        self.publisher = Publisher([lab.nodes[node].door], f"{client_name}-app", client_name, confirm_timeout_s=60)
-        self.publisher.on_full_sync(self._provide)
-
-    def _provide(self, request: FullSyncRequest, context: FullSyncContext) -> None:
-        for item in list(self.stock):
-            with self._lock:
-                rows = [{"item": item, "count": self.stock[item]}] if item in self.stock else []
-                context.transmit(json.dumps({"table": "stock", "rows": rows}).encode())
-        context.complete()
-
-    def change(self, item: int, count: int | None) -> None:
-        """Puts or deletes (None) an item."""
-        op, row = ("put", {"item": item, "count": count}) if count is not None else ("delete", {"item": item})
-        with self._lock:
-            self.stock.pop(item, None)
-            if count is not None:
-                self.stock[item] = count
-            body = json.dumps({"table": "stock", "op": op, "rows": [row]}).encode()
-            self.last = self.publisher.transmit_log_entry_message(body, [self._to]).replication_id
-
-    def change_many(self, seed: int, count: int) -> None:
-        for number in range(seed, seed + count):
-            self.change(number % (ITEMS + 7), None if number % 11 == 0 else number)
-
-
-def doors(lab: Lab) -> list[str]:
-    return [node.door for node in lab.nodes.values() if node.group == "west"]
 
 
 def database(folder: Path) -> Path:
@@ -164,6 +124,16 @@ def test_a_table_follows_its_source_and_goes_on_where_it_stopped(lab: Lab, sourc
         arrived(receiver, source)
         assert stock(path) == source.stock
         assert receiver.status()["east"].position > position
+
+        def told() -> str:
+            receivers = lab.status(primary_of(lab, "west"))["receiving"][recv_queue(source.client_name, "east")]["receivers"]
+            return f"{receivers['stock-db']['phase']} {receivers['stock-db']['position']}"
+
+        eventually("operators to see how far it is", lambda: told() == f"normal {receiver.status()['east'].position}", 30)
+        assert receiver.stop()
+        assert receiver.forget("east")
+        with pytest.raises(KeyError):
+            told()
     with contextlib.closing(sqlite3.connect(path)) as connection:
         applied = [name for (name,) in connection.execute("SELECT position FROM applied ORDER BY rowid")]
     assert len(set(applied[-350:])) == 350, "no delta is applied twice, nor left out, over a restart"
@@ -186,6 +156,41 @@ def test_the_sinks_primary_is_killed_under_a_receiver(lab: Lab, source: Source, 
         normal(receiver)
     lab.start(primary)
     eventually("both in the set again", lambda: len(lab.status(backup)["members"]) == 2)
+
+
+@pytest.mark.quick
+def test_a_receiver_is_killed_in_the_middle_of_its_replay(lab: Lab, tmp_path: Path) -> None:
+    """A cell of the kill matrix (test_receiver_kills.py)."""
+    run_through(lab, tmp_path, "local-replay", "receiver")
+
+
+class Paged(Source):
+    """Transmits its full syncs page by page."""
+
+    def _provide(self, request: FullSyncRequest, context: FullSyncContext) -> None:
+        self.reason = request.reason
+        with self._lock:
+            rows = [json.dumps({"table": "stock", "rows": [{"item": item, "count": count}]}).encode() for item, count in self.stock.items()]
+            for first in range(0, len(rows), 7):
+                context.transmit_many(rows[first : first + 7], progress=first)
+            context.complete()
+
+
+@pytest.mark.quick
+def test_a_full_sync_that_the_application_wants_comes_with_several_rows_a_transaction(lab: Lab, tmp_path: Path) -> None:
+    path, source = database(tmp_path), Paged(lab, f"paged{time.time_ns() % 10**9}")
+    with receiving(lab, source, listener(path)) as receiver:
+        normal(receiver)
+        assert stock(path) == source.stock
+        with contextlib.closing(sqlite3.connect(path)) as connection:
+            connection.execute("DELETE FROM stock")
+            connection.commit()
+        source.publisher.request_full_sync("west", "rows were lost").result(60)
+        eventually("the rows", lambda: stock(path) == source.stock, 60, seen=receiver.status)
+        assert source.reason == "rows were lost"
+        with pytest.raises(NackedError, match="destination 'nowhere' is not known"):
+            source.publisher.request_full_sync("nowhere").result(60)
+    source.publisher.close(60)
 
 
 PROCESS = """

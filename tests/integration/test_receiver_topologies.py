@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 from load import eventually, set_up
 from patience import PATIENT_DOOR
-from test_receiver import TABLE, Source, database, listener
+from stock_source import TABLE, Source
+from test_receiver import database, listener
 
 from lrq_ha.lab import Lab
 from lrq_ha.publisher import Publisher

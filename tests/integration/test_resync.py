@@ -14,7 +14,8 @@ import pytest
 from load import User, add_users, all_applied, command, eventually, in_sync, on_record, primary_of, renew, set_up, take_over, told
 from patience import PATIENT_DOOR
 from renewals import SMALL_LOG, discard, fall_off
-from test_receiver import Source, arrived, database, listener, normal, receiving, stock
+from stock_source import Source
+from test_receiver import arrived, database, listener, normal, receiving, stock
 
 from lrq_ha.lab import Lab
 from lrq_ha.publisher import FullSyncContext, FullSyncRequest, Publisher

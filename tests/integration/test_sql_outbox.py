@@ -376,13 +376,11 @@ def connect(server: postgresql.Server) -> Iterator[Callable[..., Any]]:
     """Opens connections to an empty database of the test's own."""
     import psycopg
 
-    name = f"d{time.time_ns()}"
-    with psycopg.connect(server.dsn, autocommit=True) as connection:
-        connection.execute(f"CREATE DATABASE {name}")
+    dsn = server.create_database()
     opened: list[Any] = []
 
     def open_connection(**options: Any) -> Any:
-        opened.append(psycopg.connect(server.dsn.replace("dbname=postgres", f"dbname={name}"), **options))
+        opened.append(psycopg.connect(dsn, **options))
         return opened[-1]
 
     yield open_connection

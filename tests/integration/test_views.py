@@ -78,7 +78,7 @@ async def _until(condition: Callable[[], bool]) -> None:
 
 
 def _sequences(events: list[Event]) -> list[int]:
-    return [position.sequence for event in events if isinstance(event, Read) for position, _ in event.entries]
+    return [entry.position.sequence for event in events if isinstance(event, Read) for entry in event.entries]
 
 
 def _reader(connection: Connection, give: Callable[[Event], None]) -> ViewReader:

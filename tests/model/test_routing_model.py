@@ -23,6 +23,7 @@ from lrq_ha.routing.chain import START, position_of
 from lrq_ha.routing.messages import Stream
 from lrq_ha.routing.route import Limits, Route
 from lrq_ha.routing.session import Session
+from lrq_ha.routing.shares import ViewEntry
 from lrq_ha.routing.sink import Accept, AcceptTrimmed, Gap, Repeat, Sink
 from lrq_ha.routing.statuses import Statuses, Told
 from lrq_ha.routing.tables import SENDING, Reason, State
@@ -325,8 +326,10 @@ class World(RuleBasedStateMachine):
         kinds = (pb.LOG_ENTRY_SYNC,) if stream is Stream.LOG_ENTRIES else (pb.SNAPSHOT_SYNC, pb.LAST_FULL_SYNC_ENTRY)
         part = self.log[reading.next - 1 : reading.next - 1 + count]
         reading.next += len(part)
-        found = tuple((position, what) for position, what in part if isinstance(what, pb.Transaction) and what.type in kinds)
-        self.tell(m.Read(reading.number, found))
+        those = ((position, what) for position, what in part if isinstance(what, pb.Transaction) and what.type in kinds)
+        found = tuple(ViewEntry(position, what, what.ByteSize()) for position, what in those)
+        if found:
+            self.tell(m.Read(reading.number, found, found[-1].position))
         if reading.next > 1:
             self.tell(m.ReadEnd(reading.number, self.log[reading.next - 2][0]))
 

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture
 def bench(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.syspath_prepend(str(ROOT))
-    names = ("__main__", "consuming", "cost", "matrix", "measure", "outstanding", "rivals", "scale", "throughput")
+    names = ("__main__", "consuming", "cost", "matrix", "measure", "outstanding", "rivals", "scale", "sessions", "sites", "throughput")
     return SimpleNamespace(**{name: importlib.import_module(f"bench.{name}") for name in names})
 
 
@@ -160,6 +160,21 @@ def test_a_row_has_each_broker_and_kind_of_queue(bench: Any, monkeypatch: pytest
     assert asked[:4] == ["bench-classic-0-direct", "bench-classic-0-door", "bench-classic-1-door", "bench-classic-1-direct"]
     assert len(row.runs) == len(asked) == 16
     assert row.details.count("rate ratio 0.60 when counted to there") == (4 if nodes > 1 else 0)
+
+
+def test_the_cost_of_the_tenth_site(bench: Any) -> None:
+    runs = [{"sites": n, "site_us": us / n, "all_us": us, "bytes": 1.0 + n / 100, "rate": 1000.0 * n} for n, us in ((1, 2.0), (3, 3.0), (10, 6.5))]
+    figures = {figure.name: (figure.value, figure.ok) for figure in bench.sites.figures_of("4.3", runs)}
+    assert figures["tenth"] == (0.25, False)
+    assert figures["bytes"] == (1.1, True)
+    assert figures["per_s_3"] == (3000.0, False)
+    assert figures["site_us_10"] == (0.65, True)
+
+
+def test_the_sessions_alone_send_every_entry_to_every_site(bench: Any) -> None:
+    row = bench.sessions.p4s(10)
+    assert [run["sites"] for run in row.runs] == [1, 3, 10]
+    assert next(figure for figure in row.figures if figure.name == "bytes").ok
 
 
 def test_a_line_has_the_worst_variant_of_each_figure(bench: Any) -> None:

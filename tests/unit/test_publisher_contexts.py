@@ -13,6 +13,7 @@ import pytest
 from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.publisher import AsyncConfirm, AsyncFullSyncContext, Confirm, FullSyncCancelled, FullSyncContext, FullSyncRequest
 from lrq_ha.publisher import provider as module
+from lrq_ha.publisher.errors import InvalidArgument
 from lrq_ha.publisher.messages import LogEntries, full_sync_status
 from lrq_ha.publisher.provider import FullSyncs
 
@@ -77,6 +78,39 @@ def test_a_full_sync_is_completed(kind: str) -> None:
     wire = provide(kind, lambda context: None)
     assert wire.sent == [pb.SNAPSHOT_SYNC, pb.LAST_FULL_SYNC_ENTRY]
     assert wire.reported == [pb.FullSyncRequest.COMPLETED]
+
+
+@KINDS
+def test_entries_of_a_snapshot_go_as_one_transaction(kind: str) -> None:
+    sent: list[LogEntries] = []
+
+    def send(entries: LogEntries) -> Confirm:
+        sent.append(entries)
+        return Confirm("p/1", lambda: None)
+
+    async def send_async(entries: LogEntries) -> AsyncConfirm:
+        sent.append(entries)
+        return AsyncConfirm("p/1", lambda: None)
+
+    async def provide_async() -> None:
+        context = AsyncFullSyncContext(REQUEST, lambda _: None, send_async, lambda _: None)
+        await context.transmit_many([b"a", b"b", b"a"], progress=3)
+        with pytest.raises(InvalidArgument, match="no payload to transmit"):
+            await context.transmit_many([])
+        assert context.progress == 3
+
+    if kind == "async":
+        asyncio.run(provide_async())
+    else:
+        context = FullSyncContext(REQUEST, lambda _: None, send, lambda _: None)
+        context.transmit_many(iter([b"a", b"b", b"a"]), progress=3)
+        with pytest.raises(InvalidArgument, match="no payload to transmit"):
+            context.transmit_many([])
+        with pytest.raises(InvalidArgument, match="payload is a str"):
+            context.transmit_many([b"a", "b"])  # type: ignore[list-item]
+        assert context.progress == 3
+    to = ("west",)
+    assert sent == [LogEntries(((b"a", to), (b"b", to), (b"a", to)), pb.SNAPSHOT_SYNC, "r1")]
 
 
 @KINDS

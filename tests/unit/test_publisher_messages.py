@@ -26,6 +26,7 @@ from lrq_ha.publisher.messages import LogEntries
 from lrq_ha.publisher.nodes import DELAY_MAX_S, STEP_S, Addresses, Rotation
 from lrq_ha.publisher.transaction import Transaction
 from lrq_ha.publisher.wire import WRITE_BYTES_MAX, Outgoing, writes
+from lrq_ha.routing.chain import payloads_of
 
 
 @pytest.mark.parametrize("name", ["a", "orders-app", "A.b_c-9", "x" * 64])
@@ -49,6 +50,12 @@ def test_bad_client_names(name: object) -> None:
 def test_bad_destinations(destinations: object) -> None:
     with pytest.raises(InvalidArgument, match="destinations"):
         publisher_messages.checked_destinations(destinations)
+
+
+@pytest.mark.parametrize("reason", [None, b"x", "x" * 251])
+def test_bad_reasons(reason: object) -> None:
+    with pytest.raises(InvalidArgument, match="reason is"):
+        publisher_messages.checked_reason(reason)
 
 
 def test_destinations_lose_repeats_and_keep_their_order() -> None:
@@ -441,3 +448,18 @@ def test_a_timeout_says_that_there_is_no_primary() -> None:
         confirm.result(0)
     assert caught.value.retriable
     assert isinstance(caught.value, TimeoutError)
+
+
+def test_destinations_that_entries_share_stand_in_a_transaction_once() -> None:
+    """They took more bytes than small payloads did."""
+    given = [(b"a", ["x", "y"]), (b"b", ["x", "y"]), (b"b", ["x", "y"]), (b"c", ["x", "y"]), (b"d", ["y"]), (b"a", ["y"]), (b"b", ["y"])]
+    found = pb.Transaction.FromString(LogEntries.checked(given).to_bytes("orders", "app/1", 5))
+    assert list(found.payloads) == [b"a", b"b", b"c", b"d"]
+    assert [(entry.payload, entry.more, list(entry.destinations)) for entry in found.entries] == [
+        (0, 1, ["x", "y"]), (1, 1, ["x", "y"]), (3, 0, ["y"]), (0, 1, ["y"])
+    ]  # fmt: skip
+    named = [(found.payloads[number], list(entry.destinations)) for entry in found.entries for number in payloads_of(entry)]
+    assert named == given
+    names, rows = [f"site-{number}" for number in range(10)], [number.to_bytes(100, "big") for number in range(100)]
+    body = LogEntries.checked([(row, names) for row in rows]).to_bytes("orders", "app/1", 5)
+    assert len(body) <= 1.1 * 100 * 100

@@ -11,6 +11,8 @@ from lrq_ha.routing import chain
 from lrq_ha.routing.merge import Item, Merge
 from lrq_ha.routing.messages import Stream
 from lrq_ha.routing.requests import CANCELLED, COMPLETED, REQUESTED, Mark, Requests
+from lrq_ha.routing.route import Route
+from lrq_ha.routing.shares import Packing, Share, ViewEntry
 
 LOG, SNAP = Stream.LOG_ENTRIES, Stream.SNAP_SYNC
 
@@ -29,18 +31,28 @@ def transaction(**more: object) -> pb.Transaction:
     return pb.Transaction(**(values | more))  # type: ignore[arg-type]
 
 
+def received(of: pb.Transaction, position: Position, destination: str) -> pb.ReceivedTransaction | None:
+    share = ViewEntry(position, of, of.ByteSize()).share(destination)
+    return None if share is None else pb.ReceivedBatch.FromString(share.body).transactions[0]
+
+
+def share(of: pb.Transaction, destination: str) -> list[bytes]:
+    got = received(of, at(9), destination)
+    return [] if got is None else list(got.payloads)
+
+
 def test_a_destination_gets_its_payloads_in_the_order_of_the_entries() -> None:
-    assert chain.share(transaction(), "west") == [b"b", b"a"]
-    assert chain.share(transaction(), "south") == [b"a", b"a"]
-    assert chain.share(transaction(), "north") == []
+    assert share(transaction(), "west") == [b"b", b"a"]
+    assert share(transaction(), "south") == [b"a", b"a"]
+    assert share(transaction(), "north") == []
 
 
 def test_received_keeps_what_identifies_a_transaction() -> None:
-    got = chain.received(transaction(replication_id="p/1", timestamp_us=5, path=["first", "second"]), at(9), "west")
+    got = received(transaction(replication_id="p/1", timestamp_us=5, path=["first", "second"]), at(9), "west")
     assert got is not None
     assert (chain.position_of(got.position), got.replication_id, got.timestamp_us, list(got.payloads)) == (at(9), "p/1", 5, [b"b", b"a"])
     assert list(got.path) == ["first", "second"]
-    assert chain.received(transaction(), at(9), "north") is None
+    assert received(transaction(), at(9), "north") is None
 
 
 def test_destinations_that_are_left_out_change_nothing_for_the_others() -> None:
@@ -48,15 +60,15 @@ def test_destinations_that_are_left_out_change_nothing_for_the_others() -> None:
         found = transaction()
         chain.leave_out(found, [left_out])
         for other in {"south", "west"} - {left_out}:
-            assert chain.share(found, other) == chain.share(transaction(), other)
-        assert (chain.share(found, left_out), set(chain.check(found))) == ([], {"south", "west"} - {left_out})
+            assert share(found, other) == share(transaction(), other)
+        assert (share(found, left_out), set(chain.check(found))) == ([], {"south", "west"} - {left_out})
     found = transaction(payloads=[b"a", b"b", b"nobody's"])
     chain.leave_out(found, ["west"])
     assert list(found.payloads) == [b"a", b"", b""], "the log does not take what goes nowhere"
 
 
 def test_an_end_marker_goes_to_whoever_asked_even_without_payloads() -> None:
-    end = chain.received(transaction(type=pb.LAST_FULL_SYNC_ENTRY, request_id="r", entries=[]), at(9), "north")
+    end = received(transaction(type=pb.LAST_FULL_SYNC_ENTRY, request_id="r", entries=[]), at(9), "north")
     assert end is not None
     assert chain.may_restart(end)
 
@@ -107,7 +119,7 @@ def test_what_passes_is_taken_by_a_sink_and_its_broker_in_one_message() -> None:
         large.client_name, large.replication_id, large.timestamp_us = name, "p" * 128 + f"/{2**64 - 1}", chain.TIMESTAMP_US_MAX
         large.type, large.request_id = pb.SNAPSHOT_SYNC, "r" * 128
         chain.check(large)
-        share = chain.received(large, Position(2**64 - 1, 2**64 - 1), name)
+        share = received(large, Position(2**64 - 1, 2**64 - 1), name)
         previous = pb.Position(epoch=2**64 - 1, sequence=2**64 - 1)
         batch = pb.ReceivedBatch(source=name, client_name=name, previous=previous, transactions=[share] if share else [])
         assert size * times < batch.ByteSize() <= chain.BATCH_BYTES_MAX
@@ -119,6 +131,12 @@ def test_what_passes_is_taken_by_a_sink_and_its_broker_in_one_message() -> None:
         named(chain.ADDRESSEES_MAX + 1, 0),
         named(chain.ADDRESSEES_MAX // 2 + 1, 0, "west", "south"),
         named(1, 0, *["west"] * (chain.ADDRESSEES_MAX + 1)),
+        pb.Transaction(
+            client_name="orders",
+            type=pb.LOG_ENTRY_SYNC,
+            payloads=[b""] * chain.ADDRESSEES_MAX,
+            entries=[pb.RoutingTableEntryMsg(payload=0, more=chain.ADDRESSEES_MAX - 1)] * chain.ADDRESSEES_MAX,
+        ),
         pb.Transaction(client_name="orders", type=pb.LOG_ENTRY_SYNC, payloads=[b""] * (chain.ADDRESSEES_MAX + 1)),
     ],
 )
@@ -134,8 +152,51 @@ def test_sound_transactions_pass() -> None:
     chain.check(transaction(type=pb.LAST_FULL_SYNC_ENTRY, request_id="r", entries=[]))
 
 
+def test_destinations_with_equal_payloads_have_one_share() -> None:
+    entries = [pb.RoutingTableEntryMsg(destinations=["west", "south", "west"], payload=0), pb.RoutingTableEntryMsg(destinations=["north"], payload=0)]
+    entry = ViewEntry(at(9), transaction(entries=entries), 1)
+    west, south = entry.share("west"), entry.share("south")
+    assert west is not None
+    assert west is south is entry.share("north")
+    assert (west.rows, entry.share("east")) == (1, None)
+
+
+def runs() -> pb.Transaction:
+    entries = [
+        pb.RoutingTableEntryMsg(destinations=["west", "south"], payload=0, more=2),
+        pb.RoutingTableEntryMsg(destinations=["south"], payload=2, more=1),
+    ]
+    return transaction(payloads=[b"a", b"b", b"c", b"d"], entries=entries)
+
+
+def test_an_entry_may_stand_for_several_payloads() -> None:
+    found = runs()
+    assert set(chain.check(found)) == {"west", "south"}
+    assert (share(found, "west"), share(found, "south")) == ([b"a", b"b", b"c"], [b"a", b"b", b"c", b"c", b"d"])
+    chain.leave_out(found, ["south"])
+    assert (share(found, "west"), share(found, "south"), found.payloads[3]) == ([b"a", b"b", b"c"], [], b"")
+    for more in (3, 2**32 - 1):
+        beyond = runs()
+        beyond.entries[1].more = more
+        with pytest.raises(MalformedInput, match="refers to payload"):
+            chain.check(beyond)
+
+
+def test_sessions_that_send_equal_batches_send_one() -> None:
+    packing, west, south = Packing(), Route("east", "orders", "west", b"log"), Route("east", "orders", "south", b"log")
+    shares = [share for sequence in (5, 6) if (share := ViewEntry(at(sequence), transaction(), 1).share("west"))]
+    body = packing.pack(west, at(4), shares)
+    assert packing.pack(south, at(4), list(shares)) is body
+    batch = pb.ReceivedBatch.FromString(body)
+    assert [(each.position.sequence, list(each.payloads)) for each in batch.transactions] == [(5, [b"b", b"a"]), (6, [b"b", b"a"])]
+    assert (batch.source, batch.client_name, batch.previous.sequence, batch.log_id) == ("east", "orders", 4, b"log")
+    for other in (packing.pack(west, at(3), shares), packing.pack(Route("east", "bills", "west", b"log"), at(4), shares)):
+        assert other != body
+    assert pb.ReceivedBatch.FromString(packing.pack(west, at(4), shares[:1])).transactions[:] == batch.transactions[:1]
+
+
 def item(stream: Stream, sequence: int, size: int = 10) -> Item:
-    return Item(at(sequence), stream, pb.ReceivedTransaction(), size)
+    return Item(at(sequence), stream, Share(at(sequence), pb.LOG_ENTRY_SYNC, "", 1, b"x" * size))
 
 
 def test_a_merge_waits_until_nothing_earlier_can_come() -> None:

@@ -17,6 +17,7 @@ from lrq_ha.routing.chain import START, may_restart
 from lrq_ha.routing.messages import Stream
 from lrq_ha.routing.route import Limits, Route
 from lrq_ha.routing.session import Session
+from lrq_ha.routing.shares import ViewEntry
 from lrq_ha.routing.statuses import Statuses
 from lrq_ha.routing.tables import NEGOTIATION, SENDING, TRANSITIONS, Holds, Reason, State, Step
 
@@ -43,6 +44,10 @@ def client(provider: bool, name: str = "orders") -> pb.Status:
 def full_sync(request_id: str, state: pb.FullSyncRequest.State = REQUESTED, destination: str = "west") -> pb.Status:
     value = pb.FullSyncRequest(client_name="orders", destination=destination, request_id=request_id, state=state)
     return pb.Status(key=names.full_sync_key("orders", destination), full_sync=value)
+
+
+def read_by(reader: int, *entries: tuple[int, pb.Transaction]) -> m.Read:
+    return m.Read(reader, tuple(ViewEntry(at(sequence), each, each.ByteSize()) for sequence, each in entries), at(entries[-1][0] if entries else 0))
 
 
 class Bench:
@@ -92,7 +97,7 @@ class Bench:
         return self
 
     def read(self, stream: Stream, *entries: tuple[int, pb.Transaction]) -> None:
-        self.tell(m.Read(self.readers[stream].reader, tuple((at(sequence), each) for sequence, each in entries)))
+        self.tell(read_by(self.readers[stream].reader, *entries))
 
     def end(self, stream: Stream, through: int) -> None:
         self.tell(m.ReadEnd(self.readers[stream].reader, at(through)))
@@ -172,7 +177,7 @@ EVENTS: list[m.Event] = [
     m.Connected(),
     m.Disconnected(),
     m.SinkReport(at(10), "r", True),
-    m.Read(1, ((at(11), transaction()),)),
+    read_by(1, (11, transaction())),
     m.ReadEnd(1, at(11)),
     m.Trimmed(1, 11),
     m.StatusEntry(at(20), pb.Status(client=pb.ClientStatus(client_name="orders", full_sync_provider=True))),
@@ -775,7 +780,7 @@ def test_without_a_provider_an_empty_snapshot_goes_before_the_first_delta() -> N
     bench = Bench(provider=False).meet()
     assert bench.readers[LOG].from_sequence == 1
     assert bench.reasons == [Reason.NEVER_SYNCED, Reason.EMPTY_SNAPSHOT]
-    bench.tell(m.Read(bench.readers[LOG].reader, ()))
+    bench.tell(read_by(bench.readers[LOG].reader))
     assert bench.sent == []
     bench.read(LOG, (4, transaction()), (6, transaction()))
     ((previous, rows),) = bench.sent
@@ -966,7 +971,7 @@ def test_what_former_readers_say_is_ignored() -> None:
     old = bench.readers[LOG].reader
     bench.tell(m.Disconnected())
     bench.meet(10, "r", True)
-    for late in (m.Read(old, ((at(50), transaction()),)), m.ReadEnd(old, at(50)), m.Trimmed(old, 60)):
+    for late in (read_by(old, (50, transaction())), m.ReadEnd(old, at(50)), m.Trimmed(old, 60)):
         assert bench.tell(late) == []
     bench.read(LOG, (11, transaction()))
     assert bench.sent == [(10, [(11, "D", "")])]

@@ -6,11 +6,15 @@ import asyncio
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import pytest
+
 from broker_plugin.amqp import content_header
 from broker_plugin.amqp.channel import header_fields
+from broker_plugin.amqp.connection import NoChannelLeft
 from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.replication.positions import Position
 from lrq_ha.routing.messages import Event, Read, Trimmed
+from lrq_ha.sidecar.sites import view_reader
 from lrq_ha.sidecar.sites.view_reader import View, ViewReader
 
 QUEUE = "LRQ_Send_LogEntries"
@@ -28,8 +32,12 @@ class _Stream:
     def __init__(self, records: Iterable[tuple[int, int]], head: int) -> None:
         self.records, self.head = list(records), head
         self.heads_asked = 0
+        self.lacks_channels = 0  # how often there is none
 
     async def channel(self, on_close: Callable[[Any], None]) -> _Channel:
+        if self.lacks_channels:
+            self.lacks_channels -= 1
+            raise NoChannelLeft(504, "all in use")
         return _Channel(self)
 
 
@@ -79,7 +87,7 @@ def _read(stream: _Stream, from_sequence: int = 1) -> list[Event]:
 
 
 def _sequences(events: Iterable[Event]) -> list[int]:
-    return [position.sequence for event in events if isinstance(event, Read) for position, _ in event.entries]
+    return [entry.position.sequence for event in events if isinstance(event, Read) for entry in event.entries]
 
 
 def _run(first: int, last: int, ahead: int = 0) -> list[tuple[int, int]]:
@@ -123,6 +131,14 @@ def test_a_hole_behind_which_the_view_repeats_what_was_given() -> None:
     """A node that started anew writes again what it does not know to be written."""
     stream = _Stream([(0, 0), *_run(1, 100), *[(5000 + n, n) for n in range(90, 200)]], head=5090)
     assert _sequences(_read(stream)) == list(range(1, 200))
+
+
+def test_a_reader_that_gets_no_channel_says_so_and_tries_again(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(view_reader, "CHANNEL_AGAIN_S", 0)
+    stream = _Stream(_run(1, 10), head=1)
+    stream.lacks_channels = 3
+    assert _sequences(_read(stream)) == list(range(1, 11))
+    assert [record.message for record in caplog.records] == [f"{QUEUE} cannot be read: {NoChannelLeft(504, 'all in use')}"], "once"
 
 
 def test_a_view_that_had_lost_its_beginning() -> None:

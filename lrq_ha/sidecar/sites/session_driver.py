@@ -13,7 +13,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from typing import Any, Protocol
 
 from broker_plugin.amqp.address import Address
@@ -25,15 +25,15 @@ from lrq_ha.replication.positions import Position
 from lrq_ha.routing import messages as m
 from lrq_ha.routing.chain import START
 from lrq_ha.routing.log_identity import is_other_log, other_log
-from lrq_ha.routing.messages import Stream
 from lrq_ha.routing.names import SINK_QUESTION
 from lrq_ha.routing.route import Limits, Route
 from lrq_ha.routing.session import Session
+from lrq_ha.routing.shares import Packing
 from lrq_ha.routing.snapshot_progress import SnapshotProgress
 from lrq_ha.routing.tables import SENDING, Reason
 
+from .shared_views import SharedViews
 from .site_lag import SiteLag
-from .view_reader import ViewReader
 
 log = logging.getLogger("lrq_ha.sites")
 
@@ -46,9 +46,10 @@ class Host(Protocol):
     group: str
     replica: Replica
     lag: SiteLag
+    packing: Packing
+    views: SharedViews
 
     def log_end(self) -> Position: ...
-    def reader(self, broker: Connection, effect: m.StartRead, give: Callable[[m.Event], None]) -> ViewReader: ...
     def spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]: ...
     def fail(self, error: BaseException) -> None: ...
 
@@ -120,7 +121,7 @@ class SessionDriver:
         self.client_name = client_name
         self.name = f"{client_name} to {site.remote_id}"
         route = Route(host.group, client_name, site.remote_id, host.replica.index.log_id)
-        self.session = Session(route, host.log_end(), asyncio.get_running_loop().time(), site.limits)
+        self.session = Session(route, host.log_end(), asyncio.get_running_loop().time(), site.limits, host.packing)
         self.lane: Lane | None = None
         self.problem = ""  # of the last question or batch
         self.danger = ""  # of entries that it needs
@@ -128,7 +129,11 @@ class SessionDriver:
         self._connected = False
         self._inbox: deque[m.Event] = deque()
         self._busy = False
-        self._readers: dict[Stream, tuple[ViewReader, asyncio.Task[None]]] = {}
+
+    @property
+    def broker(self) -> Connection | None:
+        """The connection to the own broker for the readers that begin for this session."""
+        return self._site.broker
 
     def feed(self, event: m.Event) -> None:
         """Hands an event to the session and carries out its effects. Never raises: a failure ends all sessions."""
@@ -181,7 +186,6 @@ class SessionDriver:
 
     def status(self) -> dict[str, Any]:
         session, now = self.session, asyncio.get_running_loop().time()
-        reading = next((reader.problem for reader, _ in self._readers.values() if reader.problem), "")
         return {
             "state": session.state.name.lower(),
             "reason": session.reason.value,
@@ -190,7 +194,7 @@ class SessionDriver:
             "in_flight_bytes": session.batches.in_flight_bytes,
             **self._host.lag.tell(session, now),
             "snapshot": _tell_snapshot(session.snapshot, now),
-            "problem": self.problem or reading or session.trouble or self.danger,
+            "problem": self.problem or self._host.views.problem(self) or session.trouble or self.danger,
         }
 
     # ---- effects -----------------------------------------------------------------------------------------------------
@@ -207,16 +211,13 @@ class SessionDriver:
                     log.warning("%s: %s does not ack what it gets: the next door is tried", self.name, self._site.door)
                     self._site.connection.abort()
             case m.StartRead():
-                self._start_read(effect)
+                self._host.views.start(self, effect)
             case m.StopRead():
-                self._stop_read(effect.stream)
-            case m.PauseRead() | m.ResumeRead():
-                if effect.stream in self._readers:
-                    reader, _ = self._readers[effect.stream]
-                    if isinstance(effect, m.PauseRead):
-                        reader.pause()
-                    else:
-                        reader.resume()
+                self._host.views.stop(self, effect.stream)
+            case m.PauseRead():
+                self._host.views.pause(self, effect.stream)
+            case m.ResumeRead():
+                self._host.views.resume(self, effect.stream)
             case m.Send():
                 if self.lane is None or not self.lane.send(effect):
                     self._leave_lane()
@@ -261,17 +262,6 @@ class SessionDriver:
         lane, self.lane = self.lane, None
         if lane is not None and lane.ready:
             self._host.spawn(lane.close())
-
-    def _start_read(self, effect: m.StartRead) -> None:
-        self._stop_read(effect.stream)
-        if self._site.broker is None:
-            raise LrqError("the sessions have ended", retriable=True)
-        reader = self._host.reader(self._site.broker, effect, self.feed)
-        self._readers[effect.stream] = reader, self._host.spawn(reader.run())
-
-    def _stop_read(self, stream: Stream) -> None:
-        if stream in self._readers:
-            self._readers.pop(stream)[1].cancel()
 
 
 def _tell_snapshot(snapshot: SnapshotProgress, now: float) -> dict[str, Any] | None:

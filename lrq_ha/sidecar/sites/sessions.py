@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Coroutine, Sequence
 from typing import Any
 
 from broker_plugin.amqp.connection import Connection, ConnectionClosed
@@ -27,13 +27,15 @@ from lrq_ha.routing import names
 from lrq_ha.routing.messages import Stream
 from lrq_ha.routing.names import ROUTING_VHOST
 from lrq_ha.routing.route import Limits
+from lrq_ha.routing.shares import Packing
 from lrq_ha.routing.tables import Reason
 
 from ..config import Config
 from .session_driver import SessionDriver
+from .shared_views import SharedViews
 from .site_lag import SiteLag
 from .site_link import SiteLink
-from .view_reader import View, ViewReader
+from .view_reader import View
 
 log = logging.getLogger("lrq_ha.sites")
 
@@ -52,6 +54,8 @@ class Sites:
 
     Attributes:
         lag: How far the sessions are behind.
+        packing: Makes their batches.
+        views: Reads the views for them.
     """
 
     def __init__(self, config: Config, replica: Replica, streams: Streams) -> None:
@@ -69,6 +73,8 @@ class Sites:
         ]
         self._views = {stream: View(stream.value) for stream in Stream}
         self.lag = SiteLag(self._views, config.replication.log_bytes_max)
+        self.packing = Packing()
+        self.views = SharedViews(self, self._views)
         self._clients: dict[str, None] = {}
         self._serving = False
         self._tasks: set[asyncio.Task[None]] = set()
@@ -109,6 +115,7 @@ class Sites:
             for site in self._sites:
                 site.drivers.clear()
                 site.broker = None
+            self.views = SharedViews(self, self._views)
 
     def status_entry(self, position: Position, status: pb.Status) -> None:
         """A status entry of the log is safe; called in log order, perhaps more than once."""
@@ -186,10 +193,6 @@ class Sites:
     def written_to(self) -> Position:
         """The views have, or are about to get, every entry up to here, even if entries wait for room in full queues."""
         return self.at(min(self.replica.reached(), self.replica.progress.safe))
-
-    def reader(self, broker: Connection, effect: m.StartRead, give: Callable[[m.Event], None]) -> ViewReader:
-        begins = self.replica.begins_at
-        return ViewReader(broker, self._views[effect.stream], effect.from_sequence, effect.reader, self.written_to, give, begins=begins)
 
     def spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Runs `coroutine` as long as the sessions run; if it fails they all end."""

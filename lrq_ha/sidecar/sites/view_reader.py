@@ -1,13 +1,13 @@
-"""Reads one view of the own broker (LRQ_Send_LogEntries, LRQ_Send_SnapSync) for one session with another site.
+"""Reads one view of the own broker (LRQ_Send_LogEntries, LRQ_Send_SnapSync) for the sessions with other sites that follow this reader.
 
 Rules:
 
 - Output is in log order, each position once: a view repeats entries after a restart of its node.
-- Deliveries are acknowledged when the session has taken them; a session that wants a pause leaves them unacknowledged. So at most
+- Deliveries are acknowledged when the sessions have taken them; a reader that is paused leaves them unacknowledged. So at most
   PREFETCH_MESSAGES wait here. If these are more than WAITING_BYTES_MAX, the reader leaves the view, and comes back when the
   pause is over, for fewer of them at a time.
 - `ReadEnd` is reported only if the newest entry known to be in the view has come, and none came for a while after it. An entry
-  that still comes after a `ReadEnd` beyond it is too late for the session: it is logged, and a full sync is demanded.
+  that still comes after a `ReadEnd` beyond it is too late for the sessions: it is logged, and a full sync is demanded.
 - OPEN records, which sidecars wrote to look for the newest entry, have no position, and are skipped.
 - A reader that gets no channel says so, and tries again.
 - The broker silently leads a reader that is slower than segments are dropped over the hole, also once it is attached. So wherever offsets do
@@ -31,7 +31,8 @@ from lrq_ha.errors import LrqError, MalformedInput
 from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.replication.applied import parse_stamp
 from lrq_ha.replication.positions import Position
-from lrq_ha.routing.messages import Demand, Event, Read, ReadEnd, Trimmed
+from lrq_ha.routing.messages import Demand, Read, ReadEnd, Trimmed
+from lrq_ha.routing.shares import ViewEntry
 from lrq_ha.routing.tables import Reason
 
 log = logging.getLogger("lrq_ha.sites")
@@ -94,15 +95,15 @@ class View:
 
 
 class ViewReader:
-    """A reader of one view. One is made per StartRead; its task is cancelled to stop it.
+    """A reader of one view. One is made per StartReader; its task is cancelled to stop it.
 
     Args:
         connection: To the own broker, vhost `lrq`.
         view: The view to read.
         from_sequence: The first sequence to give.
-        number: The reader's number for the session.
+        number: The reader's number.
         end: The position up to which every view of the own broker is written now.
-        give: Takes the transactions. It may call `pause` before it returns.
+        give: Takes what was read. It may call `pause`, or cancel the task, before it returns.
         begins: Sequence at which the own log began (R17): earlier entries of the view are on other nodes only.
 
     Attributes:
@@ -116,7 +117,7 @@ class ViewReader:
         from_sequence: int,
         number: int,
         end: Callable[[], Position],
-        give: Callable[[Event], None],
+        give: Callable[[Read | ReadEnd | Trimmed | Demand], None],
         *,
         begins: int = 0,
     ) -> None:
@@ -211,9 +212,13 @@ class ViewReader:
             if (first := await self._behind_hole([header for _, header, _ in taken])) > 0:
                 self._give(Trimmed(self._number, first))
                 return True
-            entries = [(position, pb.Transaction.FromString(body)) for _, header, body in taken if (position := self._next(header)) is not None]
+            entries = [
+                ViewEntry(position, pb.Transaction.FromString(body), len(body))
+                for _, header, body in taken
+                if (position := self._next(header)) is not None
+            ]
             if entries:
-                self._give(Read(self._number, tuple(entries)))
+                self._give(Read(self._number, tuple(entries), entries[-1].position))
             if channel.error is None:
                 channel.ack(taken[-1][0], True)
             await asyncio.sleep(0)
