@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 
 from lrq_ha import __version__, demo
-from lrq_ha.cli import adopt, commands, coordination, definitions, lab, list_nodes, peek, reinit, republish, resync, sidecar
+from lrq_ha.cli import adopt, commands, coordination, definitions, history, lab, list_nodes, peek, reinit, republish, resync, sidecar
 from lrq_ha.cli.text import one_line
 from lrq_ha.errors import LrqError
 
@@ -57,6 +57,7 @@ def parser() -> argparse.ArgumentParser:
     adopt.add_parser(subparsers)
     definitions.add_parser(subparsers)
     coordination.add_parser(subparsers)
+    history.add_parser(subparsers)
     lab.add_parser(subparsers)
     demo.add_parser(subparsers)
     return top

@@ -133,8 +133,13 @@ class NodeBase:
 
     @property
     def group_paused(self) -> bool:
-        """Whether this node, or another node that has been heard, is paused."""
-        return self.paused or any(peer.hello.paused for peer in self.peers.values() if peer.hello)
+        """Whether this node, or another node that has been heard, is paused, or etcd's record says so."""
+        return self.paused or self.pause_recorded or any(peer.hello.paused for peer in self.peers.values() if peer.hello)
+
+    @property
+    def pause_recorded(self) -> bool:
+        """Whether etcd's record says that the group is paused, as it was last read."""
+        return bool(self.register and self.register.record and self.register.record.paused)
 
     def end_pause(self) -> None:
         """An operator has promoted a node: nodes take epochs by themselves again."""
