@@ -235,7 +235,7 @@ class Requests:
             return f"the group is paused, and {node.name(to)} would take no epoch: run lrq-ha resume first"
         if node.settings.registered and (node.register is None or node.register_away):
             return f"etcd does not answer {me}, and {node.name(to)} could take no epoch: mend etcd first"
-        if node.settings.registered and not (node.written and to in node.written.members):
+        if node.settings.registered and not (node.own_record and to in node.own_record.members):
             return f"{node.name(to)} is not in the set in etcd yet: try again in a moment"
         silent = [number for number, peer in node.peers.items() if not peer.answers]
         if silent and not node.settings.registered:

@@ -58,14 +58,14 @@ class RegisterKeeper:
             node.emit(Restart(f"etcd has {node.name(record.leader)} as leader of epoch {epoch_name(record.epoch)}; mine is over"))
         elif not self._registrar.busy and not view.foreign:
             self._adopt_pause(record)
-            if node.written and node.written.epoch == node.leading:
-                self._keep(view, node.written)
+            if node.own_record:
+                self._keep(view, node.own_record)
             elif self._leader.set.is_settled():
                 self._change(node.in_sync, take=True, why=Why.OPERATOR)
 
     def _adopt_pause(self, record: Record | None) -> None:
         """Counts a record that only an operator's pause tells from the last one as written by this node."""
-        written = self._node.written
+        written = self._node.own_record
         if record and written and record.version > written.version and replace(written, version=record.version, paused=record.paused) == record:
             self._node.written = record
 
@@ -97,7 +97,7 @@ class RegisterKeeper:
     def _consider_serving(self, now: float) -> None:
         """E5 and E6."""
         node, ttl_s = self._node, self._node.settings.lease_ttl_s
-        members = (node.written.members if node.written else frozenset[int]()) - {node.me}
+        members = (node.own_record.members if node.own_record else frozenset[int]()) - {node.me}
         silent = [m for m in sorted(members) if m not in node.peers or now - node.peers[m].heard_at > ttl_s or node.peers[m].epoch != node.leading]
         node.cut_off = ""
         if silent and now > self._lease_until:

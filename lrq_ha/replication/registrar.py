@@ -43,7 +43,7 @@ class Registrar:
         if self.busy or view is None:
             return False
         known = [view.record.version if view.record else 0, node.record_known, node.written.version if node.written else 0]
-        paused = why is None and bool(node.written and node.written.paused)
+        paused = bool(node.own_record and node.own_record.paused)
         self._ask(ChangeRegister(Record(max(known) + 1, epoch, node.me, members, paused), view, take, why), then)
         return True
 
@@ -71,6 +71,6 @@ class Registrar:
             raise IllegalEvent("an answer for the register, and nothing was asked")
         (record, then), self._waiting = self._waiting, None
         self._node.register, self._node.register_away = event.view, False
-        if event.done and record.leader == self._node.me:
+        if event.done:
             self._node.written = record
         then(event.done, now)

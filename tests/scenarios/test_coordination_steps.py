@@ -260,21 +260,27 @@ def paused(c: RegisteredCluster, i: int, wanted: bool) -> Answer | None:
     return c.hosts[i].answer
 
 
+def is_paused(c: RegisteredCluster) -> bool:
+    assert c.record is not None
+    return c.record.paused
+
+
 def test_a_pause_outlives_all_sidecars() -> None:
     """It is in the record, whichever node was told; a leader takes it over, and goes on changing the set."""
     c = group(3)
+    held = c.holder_revision
     for i in (3, 2, 1):
         paused(c, i, True)
-        c.settle(0.3)
+        c.settle(0.5)
         answer = c.hosts[i].answer
         assert answer
         assert answer.ok, answer.text
-    assert c.record
-    assert c.record.paused
+        assert is_paused(c)
+        assert c.holder_revision == held, "to the leader the record is its own"
     c.crash(3)
     c.settle(2)
     assert members(c) == {1, 2}
-    assert c.record.paused, "the leader keeps it"
+    assert is_paused(c), "the leader keeps it"
     goes_on(c, 1)
     for i in (1, 2):
         c.crash(i)
@@ -287,7 +293,7 @@ def test_a_pause_outlives_all_sidecars() -> None:
     paused(c, 2, False)
     c.settle(3)
     assert c.primary() is not None
-    assert not c.record.paused
+    assert not is_paused(c)
 
 
 def test_a_promotion_ends_a_pause() -> None:
@@ -301,9 +307,26 @@ def test_a_promotion_ends_a_pause() -> None:
     c.promote(2, {1})
     c.settle(2)
     assert c.primary() is c.hosts[2]
-    assert c.record
-    assert not c.record.paused
+    assert not is_paused(c)
     assert c.whys[-1] is Why.OPERATOR
+
+
+def test_a_promotion_of_who_paused_ends_a_pause() -> None:
+    """The former leader, which has written the pause into its own record since it started again."""
+    c = group(2)
+    c.priorities = {1: 0, 2: 0}
+    for i in (2, 1):
+        c.crash(i)
+        c.start(i)
+        c.settle(TTL_S + 1)
+    assert c.primary() is None
+    paused(c, 1, True)
+    c.settle(0.5)
+    assert is_paused(c)
+    c.promote(1)
+    c.settle(2)
+    assert c.primary() is c.hosts[1]
+    assert not is_paused(c)
 
 
 def test_a_pause_that_etcd_does_not_have() -> None:
@@ -346,6 +369,8 @@ def test_a_pause_that_etcd_does_not_have() -> None:
 def test_an_operator_goes_on_without_etcd() -> None:
     """E10: as with static coordination; etcd has the epoch when it is back. It is refused while etcd answers."""
     c = group(2)
+    paused(c, 2, True)
+    c.settle(0.5)
     before = c.record
     c.crash(1)
     refused = c.promote(2, {1}, without_register=True)
@@ -362,11 +387,14 @@ def test_an_operator_goes_on_without_etcd() -> None:
     assert c.primary() is c.hosts[2]
     goes_on(c, 2)
     assert c.record == before
+    c.settle(TTL_S + 1)
+    goes_on(c, 2)
+    assert not c.node(2).cut_off
     c.away.clear()
     c.settle(TTL_S + 1)
     assert c.primary() is c.hosts[2]
     assert c.record
-    assert (c.record.leader, c.record.epoch, c.record.members) == (2, c.node(2).leading, frozenset({2}))
+    assert (c.record.leader, c.record.epoch, c.record.members, c.record.paused) == (2, c.node(2).leading, frozenset({2}), False)
     c.start(1)
     c.settle(2)
     assert members(c) == {1, 2}
