@@ -1,4 +1,5 @@
-"""RabbitMQ is upgraded from 3.10 to 4.3 without a stop, as docs/operations/upgrade-rabbitmq.md says: each broker is replaced by an empty, newer one.
+"""RabbitMQ is upgraded from 3.10, and from 4.0, to 4.3 without a stop, as docs/operations/upgrade-rabbitmq.md says: each broker is replaced by an
+empty, newer one.
 
 Rules: the ordinary clients are the programs of docs/clients.md, which know the two doors and nothing else. No node is killed but the one that is
 replaced while it is a backup, so nothing is in doubt: every message is done once, in the order of its queue.
@@ -27,7 +28,7 @@ from lrq_ha.lab import Lab, installations
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(1_800), pytest.mark.proves("upgrade-rabbitmq", "G1", "G2", "G3", "G4")]
 
-OLD, NEW = "3.10", "4.3"
+OLD, NEW = ("3.10", "4.0"), "4.3"
 CLIENTS = ("pika", "aio-pika", "kombu")
 #: Of each kind of queue, messages that wait there over everything; some of them are held by consumers.
 TYPES = ("classic", "quorum")
@@ -39,12 +40,18 @@ CHURN, CHURN_BYTES = 50, 500_000
 SHOP = "shop"
 
 
-@pytest.fixture
-def lab(tmp_path: Path) -> Iterator[Lab]:
-    """A pair of the old version, whose log has room for a part of what was ever written; definitions are replicated."""
-    if missing := {OLD, NEW} - set(installations()):
+@pytest.fixture(params=OLD, ids=lambda old: f"from {old}")
+def old(request: pytest.FixtureRequest) -> str:
+    version: str = request.param
+    if missing := {version, NEW} - set(installations()):
         pytest.skip(f"RabbitMQ {', '.join(missing)} is not on this machine: scripts/setup --broker VERSION")
-    found = Lab({"east": 2}, tmp_path / "lab", OLD, door=PATIENT_DOOR, plugins=["rabbitmq_management"], definitions=REPLICATED)
+    return version
+
+
+@pytest.fixture
+def lab(old: str, tmp_path: Path) -> Iterator[Lab]:
+    """A pair of the old version, whose log has room for a part of what was ever written; definitions are replicated."""
+    found = Lab({"east": 2}, tmp_path / "lab", old, door=PATIENT_DOOR, plugins=["rabbitmq_management"], definitions=REPLICATED)
     set_up(found, f"log_bytes_max = {LOG_BYTES_MAX}\nbackup_timeout_s = 60.0\n")
     with found:
         yield found
@@ -169,7 +176,7 @@ def visit_shop(lab: Lab, node: str, count: int) -> None:
 
 
 def test_a_pair_is_upgraded_under_load(lab: Lab, tmp_path: Path) -> None:
-    """3.10 + 3.10, 3.10 + 4.3, back to the older one and forth, 4.3 + 4.3. It takes minutes: two renewals and four switchovers."""
+    """Old + old, old + new, back to the older one and forth, new + new. It takes minutes: two renewals and four switchovers."""
     write_programs(tmp_path)
     assert in_sync(lab) == ("e1", "e2")
     doors = [node.door for node in lab.nodes.values()]
@@ -237,9 +244,10 @@ def test_a_pair_is_upgraded_under_load(lab: Lab, tmp_path: Path) -> None:
             feeder.join()
 
 
-def test_what_the_newer_one_refuses_is_named(new_lab: Callable[..., Lab]) -> None:
+@pytest.mark.parametrize("old", OLD[:1], indirect=True)
+def test_what_the_newer_one_refuses_is_named(new_lab: Callable[..., Lab], old: str) -> None:
     """Queues and a policy that only the older broker takes. The newer one has everything else, and is not switched over to until they are gone."""
-    lab = new_lab({"east": 2}, broker=OLD, plugins=["rabbitmq_management"], definitions=REPLICATED)
+    lab = new_lab({"east": 2}, broker=old, plugins=["rabbitmq_management"], definitions=REPLICATED)
     with lab:
         assert in_sync(lab) == ("e1", "e2")
         door = lab.nodes["e1"].door
@@ -250,7 +258,8 @@ def test_what_the_newer_one_refuses_is_named(new_lab: Callable[..., Lab]) -> Non
         mirrored = {"pattern": "^m", "definition": {"ha-mode": "all"}, "priority": 0, "apply-to": "queues"}
         change(lab, "e1", {("policies", "/", "mirrored"): canonical(mirrored)})
         eventually("the policy in the log", lambda: ("policies", "/", "mirrored") in listed(lab, "e2"))
-        lab.replace("e2", NEW)
+        code, said = command("lab", "replace", "e2", "--broker", NEW, lab=lab)
+        assert code == 0, said
         assert in_sync(lab) == ("e1", "e2")
         eventually("the queues to be named", lambda: all(f"'{queue}'" in lab.status("e1")["reason"] for queue in refused),
                    seen=lambda: told(lab, "e2"))
