@@ -56,6 +56,7 @@ STATEMENTS = {
     "slow-backup": "A backup with a slow broker slows publishers, so that a promotion has little left to write.",
     "stall": "A primary or backup that stands still and resumes confirms nothing that the others lack.",
     "strict": "In mode `strict`, nothing is confirmed without a node that no operator has removed.",
+    "upgrade-rabbitmq": "A pair is upgraded from RabbitMQ 3.10 to 4.3 while clients go on: nothing is lost, nothing comes twice.",
     # docs/queue-types.md
     "queue: adopted": "Messages from before the sidecar are replicated after `lrq-ha adopt`, with their properties and order.",
     "queue: at-least-once": "Dead letters with the strategy `at-least-once` are in their queue, once.",

@@ -70,6 +70,10 @@ def _add_promote(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]
         help="nodes that you know to be down, that have confirmed nothing without NODE, and that stay down until they rejoin",
     )
     promote.add_argument("--force", action="store_true", help="accept the loss that the refusal speaks of")
+    promote.add_argument(
+        "--without-etcd", action="store_true",
+        help="with coordination by etcd, while etcd is away for long: as with static coordination. It is refused where etcd answers NODE",
+    )
     promote.add_argument("--dry-run", action="store_true", help="only say what would happen")
     promote.set_defaults(run=_promote)
 
@@ -164,7 +168,7 @@ def _promote(args: argparse.Namespace) -> int:
     down = [named(name, group) for given in args.down for name in given.split(",") if name]
     asking = Asking([other for other in down if other != target])
     names = [other.name for other in down]
-    answer = tell(target, "promote", {"down": names, "force": args.force, "dry_run": args.dry_run})
+    answer = tell(target, "promote", {"down": names, "force": args.force, "without_etcd": args.without_etcd, "dry_run": args.dry_run})
     print("; ".join([answer, *map(_known_of, asking.reports())]))
     return 0
 

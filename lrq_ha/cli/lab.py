@@ -43,6 +43,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
                             ("start", Lab.start, "start again what was killed, with its data")):
         command = _command(commands, name, _act(act), text)
         command.add_argument("target", metavar="TARGET", help="a node (e1), a part of it (e1.broker, e1.sidecar), or etcd")
+    replace = _command(commands, "replace", _replace, "replace a node's broker by an empty one of another version; its sidecar starts again")
+    replace.add_argument("node", metavar="NODE", help="a node (e1)")
+    replace.add_argument("--broker", required=True, metavar="VERSION", help="RabbitMQ version, as 4.3")
     ctl = _command(commands, "ctl", _ctl, "run rabbitmqctl on a node's broker; its output and exit status are passed on")
     ctl.add_argument("node", metavar="NODE", help="a node (e1)")
     ctl.usage = "%(prog)s [-h] [--dir DIR] NODE ARGS…"
@@ -174,7 +177,7 @@ def _status(arguments: argparse.Namespace) -> int:
             except LabError:
                 role = "does not answer"
         rows.append((name, node.group, role, *parts))
-    if lab.etcd:
+    if "etcd" in processes:
         rows.append(("etcd", "", "", _process_state(processes["etcd"]), ""))
     print(_table(rows))
     return 0
@@ -203,6 +206,11 @@ def _act(act: Callable[[Lab, str], None]) -> Callable[[argparse.Namespace], int]
         act(Lab.attach(arguments.dir), arguments.target)
         return _status(arguments)
     return run
+
+
+def _replace(arguments: argparse.Namespace) -> int:
+    Lab.attach(arguments.dir).replace(arguments.node, arguments.broker)
+    return _status(arguments)
 
 
 def _ctl(arguments: argparse.Namespace) -> int:

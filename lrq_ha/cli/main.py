@@ -21,6 +21,7 @@ from lrq_ha.cli import (
     coordination,
     definitions,
     describe_group,
+    history,
     lab,
     list_nodes,
     peek,
@@ -78,6 +79,7 @@ def parser() -> argparse.ArgumentParser:
     definitions.add_parser(subparsers)
     coordination.add_parser(subparsers)
     doctor.add_parser(subparsers)
+    history.add_parser(subparsers)
     lab.add_parser(subparsers)
     demo.add_parser(subparsers)
     configure.add_parser(subparsers, parser)

@@ -113,6 +113,15 @@ class Etcd:
         })  # fmt: skip
         return bool(answer.get("succeeded")), _values(answer["responses"])
 
+    async def read_all(self, prefix: str) -> list[tuple[str, KeyValue]]:
+        """All keys that begin with `prefix`, in order, with their values. Raises EtcdError."""
+        answer = await self._call("kv/range", {"key": _b64(prefix), "range_end": _b64(_end(prefix)), "sort_order": "ASCEND", "sort_target": "KEY"})
+        return [(b64decode(each["key"]).decode(), _value(each)) for each in answer.get("kvs", [])]
+
+    async def delete_before(self, prefix: str, key: str) -> None:
+        """Deletes the keys that begin with `prefix` and come before `key`. Raises EtcdError."""
+        await self._call("kv/deleterange", {"key": _b64(prefix), "range_end": _b64(key)})
+
     async def delete(self, key: str, revision: int) -> bool:
         """Deletes a key if its last change is of this revision; returns whether it did. Raises EtcdError."""
         answer = await self._call("kv/txn", {
@@ -211,4 +220,13 @@ def _put(key: str, value: bytes, lease: int) -> dict[str, Any]:
 
 def _values(responses: Sequence[dict[str, Any]]) -> list[KeyValue]:
     found = [answer["response_range"].get("kvs", []) for answer in responses if "response_range" in answer]
-    return [KeyValue(b64decode(kvs[0].get("value", "")), int(kvs[0]["mod_revision"])) if kvs else KeyValue() for kvs in found]
+    return [_value(kvs[0]) if kvs else KeyValue() for kvs in found]
+
+
+def _value(told: dict[str, Any]) -> KeyValue:
+    return KeyValue(b64decode(told.get("value", "")), int(told["mod_revision"]))
+
+
+def _end(prefix: str) -> str:
+    """The first key after all that begin with `prefix`, which ends in an ASCII character."""
+    return prefix[:-1] + chr(ord(prefix[-1]) + 1)

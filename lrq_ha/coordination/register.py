@@ -2,7 +2,9 @@
 
     NAMESPACE/GROUP/state          the record, and the log's identity
     NAMESPACE/GROUP/leader         the leader's id; it goes with the leader's lease
-    NAMESPACE/GROUP/history/EPOCH  who took each epoch, when, and from whom; for people
+    NAMESPACE/GROUP/history/EPOCH  the leader of each epoch, since when, by which right, and from whom; for people
+
+Rule: the history keeps the last HISTORY_MAX epochs.
 """
 
 from __future__ import annotations
@@ -10,13 +12,15 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from lrq_ha.errors import MalformedInput
 from lrq_ha.replication.positions import epoch_name
 from lrq_ha.replication.register import Record, RegisterView
 
 from .etcd import Etcd, KeyValue
+
+HISTORY_MAX = 200
 
 
 class Found(NamedTuple):
@@ -54,11 +58,12 @@ class Register:
         """What it holds now. Raises EtcdError, or MalformedInput."""
         return self._found(*await self._etcd.read(self._keys))
 
-    async def write(self, record: Record, log_id: str, seen: RegisterView, lease: int) -> tuple[bool, Found]:
+    async def write(self, record: Record, log_id: str, seen: RegisterView, lease: int, taken: Mapping[str, Any] | None = None) -> tuple[bool, Found]:
         """Writes a record, if the register is as it was seen.
 
         Args:
             lease: With which the key `leader` is written, too, if that key is as it was seen; 0: it is left alone.
+            taken: More of a new epoch for the history: its right under `why`, and the `end` of the log.
 
         Returns:
             Whether the register has that record now, and what it holds.
@@ -75,7 +80,7 @@ class Register:
             unchanged[leader] = seen.holder_revision
             puts[leader] = (str(record.leader).encode(), lease)
         if seen.record is None or seen.record.epoch != record.epoch:
-            puts[f"{self._folder}/history/{record.epoch:020d}"] = (self._history(record, seen), 0)
+            puts[self._history_key(record.epoch)] = (self._history(record, seen, taken or {}), 0)
         _, values = await self._etcd.change(unchanged, puts, self._keys)
         found = self._found(*values)
         return found.record == record, found
@@ -85,25 +90,54 @@ class Register:
         found = await self.read()
         return found.holder == node and await self._etcd.delete(self._keys[1], found.holder_revision)
 
-    def _history(self, record: Record, seen: RegisterView) -> bytes:
+    async def read_history(self) -> list[dict[str, Any]]:
+        """The last epochs, the oldest first: `epoch`, `leader`, `from`, `at`, and if known `why`, `end` and `steps`.
+
+        Raises:
+            EtcdError, MalformedInput: It cannot be read.
+        """
+        found = await self._etcd.read_all(f"{self._folder}/history/")
+        try:
+            return [dict(json.loads(each.value)) for _, each in found]
+        except ValueError as error:
+            raise self._malformed(error) from error
+
+    async def recovered(self, epoch: int, steps: Mapping[str, int]) -> None:
+        """Adds the steps of the recovery of an epoch, in milliseconds, to the history, and drops its oldest epochs. Raises EtcdError."""
+        found = dict(await self._etcd.read_all(f"{self._folder}/history/"))
+        key = self._history_key(epoch)
+        if (entry := found.get(key)) is not None:
+            told = json.loads(entry.value) | {"steps": dict(steps)}
+            await self._etcd.change({key: entry.revision}, {key: (json.dumps(told).encode(), 0)}, ())
+        if len(found) > HISTORY_MAX:
+            await self._etcd.delete_before(f"{self._folder}/history/", sorted(found)[-HISTORY_MAX])
+
+    def _history_key(self, epoch: int) -> str:
+        return f"{self._folder}/history/{epoch:020d}"
+
+    def _history(self, record: Record, seen: RegisterView, taken: Mapping[str, Any]) -> bytes:
         before = self._names.get(seen.record.leader, str(seen.record.leader)) if seen.record else None
         name = self._names.get(record.leader, str(record.leader))
         told = {"epoch": epoch_name(record.epoch), "leader": name, "from": before, "at": datetime.now(UTC).isoformat(timespec="milliseconds")}
-        return json.dumps(told).encode()
+        return json.dumps(told | dict(taken)).encode()
+
+    def _malformed(self, error: Exception) -> MalformedInput:
+        return MalformedInput(f"{self._folder} in etcd is not as lrq-ha writes it: {error!r}", todo="choose another namespace")
 
     def _found(self, state: KeyValue, leader: KeyValue) -> Found:
         try:
             record, log_id = _decode(state.value) if state.revision else (None, "")
             return Found(record, log_id, state.revision, int(leader.value or b"0"), leader.revision)
         except (ValueError, KeyError, TypeError) as error:
-            raise MalformedInput(f"{self._folder} in etcd is not as lrq-ha writes it: {error!r}", todo="choose another namespace") from error
+            raise self._malformed(error) from error
 
 
 def _encode(record: Record, log_id: str) -> bytes:
-    told = {"v": record.version, "epoch": record.epoch, "leader": record.leader, "set": sorted(record.members), "log": log_id}
-    return json.dumps(told).encode()
+    told = {"v": record.version, "epoch": record.epoch, "leader": record.leader, "set": sorted(record.members), "paused": record.paused}
+    return json.dumps(told | {"log": log_id}).encode()
 
 
 def _decode(value: bytes) -> tuple[Record, str]:
     told = json.loads(value)
-    return Record(int(told["v"]), int(told["epoch"]), int(told["leader"]), frozenset(map(int, told["set"]))), str(told["log"])
+    paused = "paused" in told and bool(told["paused"])
+    return Record(int(told["v"]), int(told["epoch"]), int(told["leader"]), frozenset(map(int, told["set"])), paused), str(told["log"])

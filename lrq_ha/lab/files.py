@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -96,10 +98,7 @@ def write_broker(node: NodePlan, installation: Installation, passwords: Mapping[
     """Writes the broker's files: configuration with more `settings` or other ones, definitions, enabled plugins and their dependencies, cookie."""
     for folder in ("data", "home", "conf.d", "bin", "plugins"):
         (node.directory / folder).mkdir(parents=True, exist_ok=True)
-    for application in installation.applications(plugins):
-        link = node.directory / "plugins" / application.name
-        link.unlink(missing_ok=True)
-        link.symlink_to(application)
+    link_plugins(node.directory, installation, plugins)
     escript = node.directory / "bin" / "escript"
     escript.write_text(_ESCRIPT)
     escript.chmod(0o700)
@@ -128,6 +127,26 @@ def write_broker(node: NodePlan, installation: Installation, passwords: Mapping[
     cookie_file = node.directory / "home" / ".erlang.cookie"
     cookie_file.write_text(cookie)
     cookie_file.chmod(0o400)
+
+
+def link_plugins(directory: Path, installation: Installation, plugins: Sequence[str]) -> None:
+    """Gives the broker of a node in `directory` these plugins and their dependencies, of this installation alone."""
+    for link in (directory / "plugins").iterdir():
+        link.unlink()
+    for application in installation.applications(plugins):
+        (directory / "plugins" / application.name).symlink_to(application)
+
+
+def replace_installation(directory: Path, environment: Mapping[str, str], installation: Installation) -> dict[str, str]:
+    """Empties the broker of a node in `directory`, and has it run on another installation, with the plugins it had.
+
+    Returns:
+        The broker's environment; `environment` is the former one.
+    """
+    shutil.rmtree(directory / "data")
+    (directory / "data").mkdir()
+    link_plugins(directory, installation, re.findall(r"\w+", (directory / "enabled_plugins").read_text()))
+    return {**environment, "PATH": f"{installation.erlang_bin}:{environment['PATH'].partition(':')[2]}"}
 
 
 def _definitions(passwords: Mapping[str, str], vhosts: Sequence[str]) -> dict[str, Any]:

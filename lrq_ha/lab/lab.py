@@ -53,13 +53,13 @@ class Lab:
         tls: Doors take TLS only, and all connections of the sidecars use TLS; see `authority`.
         proxy_protocol: The brokers expect the PROXY protocol from every client.
         door: More keys of every sidecar's [door].
-        coordination: Keys of every sidecar's [coordination]: etcd coordinates, and the lab has one; None: static coordination.
+        coordination: Keys of every sidecar's [coordination]: etcd coordinates. Without `endpoints` the lab has one. None: static coordination.
         settings: More settings of every broker's rabbitmq.conf, or other values; an empty one leaves a setting out.
 
     Attributes:
         authority: The CA that signs certificates in a lab with TLS; None in any other, and in one that another process runs.
         ca: The authority's certificate (PEM), in any lab with TLS.
-        etcd: Addresses of the lab's etcd; empty if it has none.
+        etcd: Addresses of etcd; empty with static coordination.
     """
 
     def __init__(self, groups: Mapping[str, int], directory: Path | None = None, broker: str | None = None,
@@ -80,7 +80,8 @@ class Lab:
         self._tls, self._proxied, self._door = tls, proxy_protocol, dict(door or {})
         self._settings = dict(settings or {})
         self._coordination = None if coordination is None else dict(coordination)
-        self.etcd: list[str] = []
+        self.etcd: list[str] = list((coordination or {}).get("endpoints", ()))
+        self._etcd_command: list[str] = []
         self.authority: Authority | None = None
         self.ca: Path | None = None
         self._plans: dict[str, files.NodePlan] = {}
@@ -165,7 +166,7 @@ class Lab:
         self._claimed = True
         self._ports = ports = free_ports()
         epmd_port = next(ports)
-        if self._coordination is not None:
+        if self._coordination is not None and not self.etcd:
             self.etcd = [f"http://127.0.0.1:{next(ports)}"]
             self._etcd_command = etcd.command(self.directory / "etcd", _port(self.etcd[0]), next(ports))
         letters = [group[0] for group in self._groups]
@@ -265,6 +266,27 @@ class Lab:
                 self._primaries[group] = self.primary(group)
         self._write()
 
+    def replace(self, name: str, broker: str, timeout_s: float = READY_TIMEOUT_S) -> None:
+        """Replaces the broker of node `name` by an empty one of another RabbitMQ series, and starts both parts; running ones are killed first.
+
+        The new broker has the plugins, users and vhosts that the former one began with.
+
+        Raises:
+            LabError: There is no such node, that series is not on this machine, or a part did not start.
+        """
+        installation = brokers.find(broker)
+        self._node(name)
+        spec = self._ask(do="spec", key=f"{name}.broker")
+        if any(self._runs(key) for key in self._keys(name)):
+            self.kill(name)
+        environment = files.replace_installation(Path(spec["cwd"]), spec["env"], installation)
+        self._check_ports(f"{name}.broker")
+        self._ask(do="spawn", key=f"{name}.broker", **spec | {"argv": files.broker_command(installation), "env": environment})
+        self._wait_part(f"{name}.broker", time.monotonic() + timeout_s)
+        if f"{name}.sidecar" in self.processes():
+            self.start(f"{name}.sidecar", timeout_s)
+        self._write()
+
     # -- asking
 
     def status(self, name: str) -> dict[str, Any]:
@@ -358,7 +380,7 @@ class Lab:
         self._ask(do="spawn", key="epmd", argv=files.epmd_command(self._installation, epmd_port),
                   env=files.python_environment(), cwd=str(self.directory), log=str(self.directory / "epmd.log"))
         self._wait("epmd", lambda: probe.listens(epmd_port), deadline)
-        if self.etcd:
+        if self._etcd_command:
             self._ask(do="spawn", key=etcd.KEY, argv=self._etcd_command, env=files.python_environment(), cwd=str(self.directory),
                       log=str(self.directory / "etcd.log"))
             self._wait_part(etcd.KEY, deadline)
@@ -377,7 +399,7 @@ class Lab:
 
     def _keys(self, target: str) -> list[str]:
         """The processes that `target` names, of those that the lab has."""
-        if target == etcd.KEY and self.etcd:
+        if target == etcd.KEY and etcd.KEY in self.processes():
             return [etcd.KEY]
         name, _, part = target.rpartition(".")  # a group's name, and so a node's, may hold dots
         if part not in _PARTS:

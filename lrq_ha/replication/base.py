@@ -133,8 +133,18 @@ class NodeBase:
 
     @property
     def group_paused(self) -> bool:
-        """Whether this node, or another node that has been heard, is paused."""
-        return self.paused or any(peer.hello.paused for peer in self.peers.values() if peer.hello)
+        """Whether this node, or another node that has been heard, is paused, or etcd's record says so."""
+        return self.paused or self.pause_recorded or any(peer.hello.paused for peer in self.peers.values() if peer.hello)
+
+    @property
+    def own_record(self) -> Record | None:
+        """The record of the epoch that this node leads, as it has written it; None: it has written none."""
+        return self.written if self.written and self.written.epoch == self.leading else None
+
+    @property
+    def pause_recorded(self) -> bool:
+        """Whether etcd's record says that the group is paused, as it was last read."""
+        return bool(self.register and self.register.record and self.register.record.paused)
 
     def end_pause(self) -> None:
         """An operator has promoted a node: nodes take epochs by themselves again."""
@@ -191,7 +201,7 @@ class NodeBase:
     def append(self, kind: EntryKind, count: int, sets: tuple[tuple[int, Members], ...] = (), body: object = None, renewal: int = 0) -> None:
         """Appends entries of the epoch that this node leads. Raises IllegalEvent if the log does not take them."""
         first = self.log.end + 1
-        record = self.written.version if sets and self.written else 0
+        record = self.own_record.version if sets and self.own_record else 0
         batch = BatchHeader(self.leading, first, first + count - 1, self.log.last_epoch, self.leading, sets, renewal, record)
         if self.log.accept(batch) is not Acceptance.APPEND:
             raise IllegalEvent(f"the own log refuses entry {first} of epoch {epoch_name(self.leading)}")

@@ -23,6 +23,7 @@ from .follower import Follower
 from .leader import Leader
 from .log import LogState, Members, refuses_cut
 from .positions import epoch_name, epoch_number, owner_of, term_of
+from .register import Why
 from .registrar import Registrar
 from .roles import Role
 
@@ -36,7 +37,8 @@ class Campaign:
     """An epoch that is being taken.
 
     `holds`: nodes that have not promised it yet; `logs`: logs of the nodes that have; `fenced`: the own stream has the promise;
-    `at_stake`: text for the operator; `members`: the first set of the epoch, if etcd has a record of it already.
+    `at_stake`: text for the operator; `members`: the first set of the epoch, if etcd has a record of it already; `without_register`: it is taken
+    though etcd does not answer.
     """
 
     epoch: int
@@ -48,6 +50,7 @@ class Campaign:
     at_stake: str
     tail: str  # of a node that is diverged: the tail that it keeps
     members: Members = frozenset()
+    without_register: bool = False
     fenced: bool = False
     logs: dict[int, LogState] = field(default_factory=dict)
 
@@ -188,7 +191,9 @@ class Candidate:
 
     # ---- taking ------------------------------------------------------------------------------------------------------
 
-    def start(self, down: frozenset[int], *, operator: bool, force: bool, now: float, at_stake: str = "") -> None:
+    def start(
+        self, down: frozenset[int], *, operator: bool, force: bool, now: float, at_stake: str = "", without_register: bool = False
+    ) -> None:
         """Asks for promises.
 
         Args:
@@ -197,13 +202,15 @@ class Candidate:
             force: Take the epoch even if other nodes have a longer log.
             now: Monotonic time in seconds.
             at_stake: Text for the operator: what this node may lack.
+            without_register: E10: no record seals the epoch before it begins.
         """
         node = self._node
         epoch = self.next_epoch(FORGOTTEN_TERMS_MAX if down and (node.lost_host or not node.log.end) else 0)
         reachable = {number for number, peer in node.peers.items() if peer.answers and number not in down}
         tail = node.reason if node.role is Role.DIVERGED else ""
         deadline = now + node.settings.campaign_timeout_s
-        self._campaign = campaign = Campaign(epoch, down, reachable, deadline, operator, force, at_stake, tail)
+        members: Members = frozenset()
+        self._campaign = campaign = Campaign(epoch, down, reachable, deadline, operator, force, at_stake, tail, members, without_register)
         self._follower.stop()
         node.set_role(Role.RECOVERING, f"taking epoch {epoch_name(epoch)}")
         node.write_fence(epoch, 0, lambda now: self._fenced(campaign, now))
@@ -257,9 +264,10 @@ class Candidate:
         if node.settings.strict:  # a new group begins with all its nodes
             kept = node.log.members or frozenset(node.settings.names)
         members = kept | {node.me}
-        if campaign.members or not node.settings.registered:
+        why = Why.OPERATOR if campaign.operator else Why.SWITCHOVER if self.handed else Why.ALL
+        if campaign.members or campaign.without_register or not node.settings.registered:
             self._lead(campaign, campaign.members or members, now)
-        elif not self._registrar.change(campaign.epoch, members, lambda done, now: self._sealed(campaign, members, done, now), take=True):
+        elif not self._registrar.change(campaign.epoch, members, lambda done, now: self._sealed(campaign, members, done, now), take=True, why=why):
             self._abort("etcd is asked for something else at the moment")
 
     def _sealed(self, campaign: Campaign, members: Members, done: bool, now: float) -> None:

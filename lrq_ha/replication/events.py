@@ -14,7 +14,7 @@ from enum import Enum
 
 from .guard import QueueGuard
 from .log import BatchHeader, LogState
-from .register import Record, RegisterView
+from .register import Record, RegisterView, Why
 from .roles import Role
 
 Given = tuple[tuple[int, int], ...] | None
@@ -225,6 +225,7 @@ class PromoteRequest:
     down: frozenset[int] = frozenset()
     force: bool = False
     dry_run: bool = False
+    without_register: bool = False  # though etcd does not answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -452,11 +453,13 @@ class ChangeRegister:
 
     Args:
         take: Write the key `leader` with this node's lease, too, if that key is as it was seen.
+        why: The right by which the record's epoch is taken; None: it is not a new one.
     """
 
     record: Record
     seen: RegisterView
     take: bool
+    why: Why | None = None
 
 
 @dataclass(frozen=True, slots=True)

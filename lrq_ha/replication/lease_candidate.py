@@ -18,7 +18,7 @@ from .base import HEARD_HEARTBEATS, NodeBase
 from .candidate import Candidate
 from .events import Hello
 from .log import Members
-from .register import Record, RegisterView, went_back
+from .register import Record, RegisterView, Why, went_back
 from .registrar import Registrar
 from .roles import Role
 
@@ -77,7 +77,8 @@ class LeaseCandidate:
 
     def _take(self, record: Record) -> None:
         epoch, members = self._candidate.next_epoch(), self._first_set(record)
-        self._registrar.change(epoch, members, lambda done, now: self._candidate.given(epoch, members, now) if done else None, take=True)
+        why = Why.SWITCHOVER if self._candidate.handed else Why.RESTART if record.leader == self._node.me else Why.LEASE
+        self._registrar.change(epoch, members, lambda done, now: self._candidate.given(epoch, members, now) if done else None, take=True, why=why)
 
     def _first_set(self, record: Record) -> Members:
         """This node and the members that answer, without the leader before; in mode strict all members."""

@@ -90,7 +90,7 @@ class Node(NodeBase):
         self._candidate = candidate = Candidate(self, leader, follower, registrar, defers_to)
         self._lease_candidate = LeaseCandidate(self, registrar, candidate)
         self._keeper = keeper = RegisterKeeper(self, registrar, leader)
-        requests = Requests(self, leader, candidate)
+        requests = Requests(self, leader, candidate, registrar)
         self._events: dict[type, Callable[[Any, float], None]] = {
             Opened: self._opened,
             OwnConfirmed: self._own_confirmed,

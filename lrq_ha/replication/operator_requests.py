@@ -17,16 +17,18 @@ from .events import Answer, Hello, PauseRequest, PromoteRequest, RemoveRequest, 
 from .leader import Leader
 from .positions import epoch_name, owner_of
 from .register import went_back
+from .registrar import Registrar
 from .roles import Role
 
 
 class Requests:
     """Answers the requests of an operator."""
 
-    def __init__(self, node: NodeBase, leader: Leader, candidate: Candidate) -> None:
+    def __init__(self, node: NodeBase, leader: Leader, candidate: Candidate, registrar: Registrar) -> None:
         self._node = node
         self._leader = leader
         self._candidate = candidate
+        self._registrar = registrar
 
     def _answer(self, ok: bool, text: str, node: int = 0) -> None:
         self._node.emit(Answer(ok, text, node))
@@ -50,7 +52,8 @@ class Requests:
             although = f", although: {'; '.join(losses)}" if losses else ""
             self._answer(True, f"would promote {self._node.name(self._node.me)}{although}; {self._stakes(event, now)}")
         else:
-            self._candidate.start(event.down, operator=True, force=event.force, now=now, at_stake=self._stakes(event, now))
+            stakes, without = self._stakes(event, now), event.without_register
+            self._candidate.start(event.down, operator=True, force=event.force, now=now, at_stake=stakes, without_register=without)
 
     def _contradicted(self, event: PromoteRequest, now: float) -> str:
         """The state of this node and of the nodes that it hears, if the operator's word contradicts it, also with `force`; else empty."""
@@ -59,7 +62,7 @@ class Requests:
             return f"{me} is primary already (epoch {epoch_name(node.leading)})"
         if self._candidate.epoch:
             return f"{me} is taking epoch {epoch_name(self._candidate.epoch)} already"
-        if text := self._register_forbids():
+        if text := self._register_forbids(event):
             return text
         for down in event.down:
             if down == node.me:
@@ -85,14 +88,17 @@ class Requests:
                 return f"{node.name(number)} is primary and answers: use switchover"
         return ""
 
-    def _register_forbids(self) -> str:
+    def _register_forbids(self, event: PromoteRequest) -> str:
         """Text: why etcd takes no record of an epoch now; empty if it does, or static coordination needs none."""
         node, view = self._node, self._node.register
         if not node.settings.registered:
             return ""
         if view is None or node.register_away:
-            without = 'set replication.coordination = "static" on all nodes, and start their sidecars again'
-            return f"etcd does not answer {node.name(node.me)}, so no epoch can be taken: mend etcd, or to go on without it, {without}"
+            without = f"or, if no other node can lead, repeat with --without-etcd --down {node.names(sorted(event.down)) or 'OTHER'}"
+            away = f"etcd does not answer {node.name(node.me)}, so no epoch can be taken: mend etcd, {without}"
+            return "" if event.without_register else away
+        if event.without_register:
+            return f"etcd answers {node.name(node.me)}: repeat without --without-etcd"
         if view.foreign:
             return went_back(view, node.log, node.record_known)
         if view.holder not in (0, node.me):
@@ -170,6 +176,8 @@ class Requests:
         if node.lost_host:
             in_set += "; its broker went down since, and it has not caught up"
         said = f"it {heard} and {in_set}; its log ends at {node.log.end}"
+        if event.without_register:
+            said += "; etcd was not asked: if it answers another node, that one may lead, too, and what it confirms without this node is lost"
         if event.down and not node.settings.strict:
             down = self._node.names(sorted(event.down))
             said += f"; if {down} went on without it since, what was confirmed then is lost: compare with when {down} went down"
@@ -227,7 +235,7 @@ class Requests:
             return f"the group is paused, and {node.name(to)} would take no epoch: run lrq-ha resume first"
         if node.settings.registered and (node.register is None or node.register_away):
             return f"etcd does not answer {me}, and {node.name(to)} could take no epoch: mend etcd first"
-        if node.settings.registered and not (node.written and to in node.written.members):
+        if node.settings.registered and not (node.own_record and to in node.own_record.members):
             return f"{node.name(to)} is not in the set in etcd yet: try again in a moment"
         silent = [number for number, peer in node.peers.items() if not peer.answers]
         if silent and not node.settings.registered:
@@ -240,4 +248,23 @@ class Requests:
         node.paused = event.paused
         node.send_all(node.hello(wants_answer=False))
         said = "no node takes an epoch by itself until lrq-ha resume" if event.paused else "epochs are taken by themselves again"
-        self._answer(True, f"{node.name(node.me)}: {said}")
+        text = f"{node.name(node.me)}: {said}"
+        record = node.register.record if node.register else None
+        if not node.settings.registered:
+            self._answer(True, text)
+        elif record is None or node.register_away:
+            stays = bool(record and record.paused) and not event.paused
+            lost = "so the group stays paused: try again" if stays else "so this is forgotten when its sidecar is started again"
+            self._answer(not stays, f"{text}; etcd does not answer, {lost}")
+        elif record.paused == event.paused:
+            self._answer(True, text)
+        elif not self._registrar.pause(event.paused, lambda done, now: self._paused(event.paused, text)):
+            self._answer(False, f"{text}; etcd is asked for something else at the moment, so that is not in its record: try again")
+
+    def _paused(self, paused: bool, text: str) -> None:
+        """etcd has answered."""
+        record = self._node.register.record if self._node.register else None
+        if record and record.paused == paused:
+            self._answer(True, text)
+        else:
+            self._answer(False, f"{text}; etcd's record has changed meanwhile, so that is not in it: try again")

@@ -11,18 +11,30 @@ Theory of operation:
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 
 from .log import LogIndex, Members
 
 
+class Why(Enum):
+    """The right by which an epoch was taken, as the history in etcd has it."""
+
+    LEASE = "lease"  # the leader's lease was gone
+    SWITCHOVER = "switchover"
+    RESTART = "restart"  # the leader before has started again
+    ALL = "all"  # all nodes have promised
+    OPERATOR = "operator"
+
+
 @dataclass(frozen=True, slots=True)
 class Record:
-    """The group's record. `version` grows by one with each change."""
+    """The group's record. `version` grows by one with each change; `paused`: no node takes an epoch by itself."""
 
     version: int
     epoch: int
     leader: int
     members: Members
+    paused: bool = False
 
 
 @dataclass(frozen=True, slots=True)

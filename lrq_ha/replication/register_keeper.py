@@ -5,18 +5,22 @@ Rules:
 - A member is out of the set in etcd before the MEMBERS without it is appended: no node that may take the next epoch lacks what is confirmed then.
 - A newcomer is in the set in etcd after the MEMBERS with it is safe.
 - One change of the set at a time: the change, its answer and the MEMBERS together.
+- Whether the group is paused is for any node to write into the record, as operators ask any; a leader takes it over.
+- A leader whose epoch was taken without etcd writes the record as soon as etcd answers.
 - While etcd does not answer, this node goes on leading, and no member can be taken out: a silent one holds confirms.
 - When its lease is over, and a member has been silent for as long, another node may have been promoted: then no client is served until either ends.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from .base import NodeBase
 from .events import LeaseRenewed, Progressed, Restart
 from .leader import Leader
 from .log import Members
 from .positions import epoch_name
-from .register import Record, RegisterView
+from .register import Record, RegisterView, Why
 from .registrar import Registrar
 
 
@@ -52,8 +56,18 @@ class RegisterKeeper:
         record = view.record
         if record and record.epoch > node.leading:
             node.emit(Restart(f"etcd has {node.name(record.leader)} as leader of epoch {epoch_name(record.epoch)}; mine is over"))
-        elif not self._registrar.busy and node.written and not view.foreign:
-            self._keep(view, node.written)
+        elif not self._registrar.busy and not view.foreign:
+            self._adopt_pause(record)
+            if node.own_record:
+                self._keep(view, node.own_record)
+            elif self._leader.set.is_settled():
+                self._change(node.in_sync, take=True, why=Why.OPERATOR)
+
+    def _adopt_pause(self, record: Record | None) -> None:
+        """Counts a record that only an operator's pause tells from the last one as written by this node."""
+        written = self._node.own_record
+        if record and written and record.version > written.version and replace(written, version=record.version, paused=record.paused) == record:
+            self._node.written = record
 
     def _keep(self, view: RegisterView, written: Record) -> None:
         """Makes the one change that is due."""
@@ -70,7 +84,7 @@ class RegisterKeeper:
         if coming and self._leader.set.is_settled():
             self._change(written.members | coming)
 
-    def _change(self, members: Members, *, gone: int = 0, take: bool = False) -> None:
+    def _change(self, members: Members, *, gone: int = 0, take: bool = False, why: Why | None = None) -> None:
         epoch = self._node.leading
 
         def then(done: bool, now: float) -> None:
@@ -78,12 +92,12 @@ class RegisterKeeper:
                 self._leader.set.gone(gone)
                 self._leader.advance_safe(now)
 
-        self._registrar.change(epoch, members, then, take=take)
+        self._registrar.change(epoch, members, then, take=take, why=why)
 
     def _consider_serving(self, now: float) -> None:
         """E5 and E6."""
         node, ttl_s = self._node, self._node.settings.lease_ttl_s
-        members = (node.written.members if node.written else frozenset[int]()) - {node.me}
+        members = (node.own_record.members if node.own_record else frozenset[int]()) - {node.me}
         silent = [m for m in sorted(members) if m not in node.peers or now - node.peers[m].heard_at > ttl_s or node.peers[m].epoch != node.leading]
         node.cut_off = ""
         if silent and now > self._lease_until:

@@ -9,12 +9,13 @@ Rules:
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from ..errors import IllegalEvent
 from .base import NodeBase
 from .events import ChangeRegister, RegisterAnswered, RegisterRead
 from .log import Members
-from .register import Record
+from .register import Record, Why
 
 Then = Callable[[bool, float], None]
 
@@ -31,21 +32,32 @@ class Registrar:
         """Whether a change waits for its answer."""
         return self._waiting is not None
 
-    def change(self, epoch: int, members: Members, then: Then, *, take: bool) -> bool:
+    def change(self, epoch: int, members: Members, then: Then, *, take: bool, why: Why | None = None) -> bool:
         """Writes a record with this node as leader. Returns whether it can: nothing else is under way, and the register has been read.
 
         Args:
             then: Called with whether it was done, and the time.
-            take: As of ChangeRegister.
+            take, why: As of ChangeRegister. A new epoch ends a pause.
         """
         node, view = self._node, self._node.register
         if self.busy or view is None:
             return False
         known = [view.record.version if view.record else 0, node.record_known, node.written.version if node.written else 0]
-        record = Record(max(known) + 1, epoch, node.me, members)
-        self._waiting = record, then
-        node.emit(ChangeRegister(record, view, take))
+        paused = bool(node.own_record and node.own_record.paused)
+        self._ask(ChangeRegister(Record(max(known) + 1, epoch, node.me, members, paused), view, take, why), then)
         return True
+
+    def pause(self, paused: bool, then: Then) -> bool:
+        """Writes into the record whether nodes take epochs by themselves; all else stays as it is. Returns whether it can."""
+        view = self._node.register
+        if self.busy or view is None or view.record is None:
+            return False
+        self._ask(ChangeRegister(replace(view.record, version=view.record.version + 1, paused=paused), view, False), then)
+        return True
+
+    def _ask(self, change: ChangeRegister, then: Then) -> None:
+        self._waiting = change.record, then
+        self._node.emit(change)
 
     def read(self, event: RegisterRead, now: float) -> None:
         """The register was read, or could not be read."""

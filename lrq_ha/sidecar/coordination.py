@@ -197,12 +197,17 @@ class RegisterDriver:
         self._log = own_log
         self._alarm = alarm
         self._asked: ChangeRegister | None = None
+        self._recovered: tuple[int, dict[str, int]] | None = None  # not in the history yet
         self._read_at = 0.0
         self._proved_at = 0.0  # when the newest write was begun that the broker has confirmed
 
     def change(self, effect: ChangeRegister) -> None:
         """The core asks for a change."""
         self._asked = effect
+
+    def recovered(self, epoch: int, steps: dict[str, int]) -> None:
+        """The recovery of an epoch has taken so many milliseconds in each step: for the history."""
+        self._recovered = epoch, steps
 
     async def run(self) -> None:
         """Reads and changes the register, and renews the lease, until cancelled."""
@@ -252,6 +257,9 @@ class RegisterDriver:
             found = await self._register.read()
             self._coordination.noted(found)
             self._core.feed(RegisterRead(found.view(self._log_id)))
+            if self._recovered is not None:
+                await self._register.recovered(*self._recovered)
+                self._recovered = None
         except LeaseGone:
             pass  # the core sees that the key is gone, or the change is repeated with a new lease
         except LrqError as error:
@@ -270,7 +278,8 @@ class RegisterDriver:
     async def _carry_out(self, asked: ChangeRegister) -> None:
         lease = await self._lease.hold() if asked.take else 0
         log_id = self._log_id or self._log.new_log_id.hex()
-        done, found = await self._register.write(asked.record, log_id, asked.seen, lease)
+        taken = {"why": asked.why.value, "end": self._node.log.end} if asked.why else None
+        done, found = await self._register.write(asked.record, log_id, asked.seen, lease, taken)
         self._asked = None
         self._coordination.noted(found)
         if done and asked.take:

@@ -366,6 +366,8 @@ class Incarnation:
         text = "recovered: epoch taken in %.0f ms, queues written in %.0f, sweeper ended in %.0f, configuration set up in %.0f; %.0f ms in all"
         log.info(text, *took_ms)
         self._counts.promoted(marks)
+        if self._register is not None:
+            self._register.recovered(epoch, dict(zip(("epoch", "queues", "sweeper", "configuration", "all"), map(round, took_ms), strict=True)))
         self._core.feed(Recovered(epoch))
 
     async def _watched(self, what: str, step: asyncio.Task[None]) -> None:

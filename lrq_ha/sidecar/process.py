@@ -179,10 +179,10 @@ class Process:
         """Why clients are not served now; empty if they are."""
         return self.door.closed_because()
 
-    async def promote(self, down: list[str], force: bool, dry_run: bool) -> tuple[bool, str]:
+    async def promote(self, down: list[str], force: bool, without_etcd: bool, dry_run: bool) -> tuple[bool, str]:
         """Promotes this node."""
         nodes = frozenset(self._numbers(*down))
-        return await self._running().orders.ask(PromoteRequest(nodes, force, dry_run))
+        return await self._running().orders.ask(PromoteRequest(nodes, force, dry_run, without_etcd))
 
     async def remove(self, node: str, dry_run: bool) -> tuple[bool, str]:
         """Takes a node out of the set; a node that is not configured any more is named by its id."""

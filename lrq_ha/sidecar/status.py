@@ -130,7 +130,7 @@ class Status:
             "memory_bytes": self._log.memory.bytes,
             "checkpoint_bytes": replica.checkpoint_bytes,
             "applied_record_bytes": self._log.record_bytes,
-            "paused": node.paused,
+            "paused": node.paused or node.pause_recorded,
             "lacks": node.lacks,
             "definitions": self._definitions.tell(),
             "mode": "strict" if node.settings.strict else "available",

@@ -7,7 +7,9 @@ from dataclasses import replace
 import pytest
 from registered import TTL_S, RegisteredCluster
 
+from lrq_ha.replication.events import Answer, PauseRequest
 from lrq_ha.replication.lease_candidate import RANK_WAIT_S
+from lrq_ha.replication.register import Why
 from lrq_ha.replication.roles import Role
 
 pytestmark = pytest.mark.proves("G5", "coordination")
@@ -175,16 +177,21 @@ def test_who_has_a_better_right_takes_first(priorities: dict[int, int], taker: i
         assert "its priority is 0" in c.node(2).reason
 
 
-@pytest.mark.parametrize("to", [2, 3])
-def test_a_handover_reaches_the_node_that_was_named(to: int) -> None:
-    c = group(3)
+def hand_over(c: RegisteredCluster, to: int) -> None:
+    """Node 1 hands over, starts again once its messages have arrived, and gives its lease back."""
     assert c.switchover(1, to).ok
-    for j in (2, 3):
+    for j in c.hosts.keys() - {1}:
         while c.conns[1, j].queue:
             c.deliver(1, j)
     c.end_incarnation(1)
     c.end_lease()
     c.settle(2)
+
+
+@pytest.mark.parametrize("to", [2, 3])
+def test_a_handover_reaches_the_node_that_was_named(to: int) -> None:
+    c = group(3)
+    hand_over(c, to)
     assert c.primary() is c.hosts[to]
     goes_on(c, to)
 
@@ -243,7 +250,172 @@ def test_the_operator_does_not_promote_over_a_lease_or_without_etcd() -> None:
     c.settle(0.2)
     refused = c.promote(2, {1}, untrue=True)
     assert refused
-    assert 'replication.coordination = "static"' in refused.text
+    assert "repeat with --without-etcd --down n1" in refused.text
+
+
+def paused(c: RegisteredCluster, i: int, wanted: bool) -> Answer | None:
+    """What node `i` answers an operator who pauses or resumes the group, if it answers at once."""
+    c.hosts[i].answer = None
+    c._feed(c.hosts[i], PauseRequest(wanted))
+    return c.hosts[i].answer
+
+
+def is_paused(c: RegisteredCluster) -> bool:
+    assert c.record is not None
+    return c.record.paused
+
+
+def test_a_pause_outlives_all_sidecars() -> None:
+    """It is in the record, whichever node was told; a leader takes it over, and goes on changing the set."""
+    c = group(3)
+    held = c.holder_revision
+    for i in (3, 2, 1):
+        paused(c, i, True)
+        c.settle(0.5)
+        answer = c.hosts[i].answer
+        assert answer
+        assert answer.ok, answer.text
+        assert is_paused(c)
+        assert c.holder_revision == held, "to the leader the record is its own"
+    c.crash(3)
+    c.settle(2)
+    assert members(c) == {1, 2}
+    assert is_paused(c), "the leader keeps it"
+    goes_on(c, 1)
+    for i in (1, 2):
+        c.crash(i)
+    for i in c.hosts:
+        c.start(i)
+    c.settle(5)
+    assert c.primary() is None
+    assert "paused" in c.node(1).reason
+    assert c.node(2).pause_recorded
+    paused(c, 2, False)
+    c.settle(3)
+    assert c.primary() is not None
+    assert not is_paused(c)
+
+
+def test_a_promotion_ends_a_pause() -> None:
+    c = group(2)
+    for i in (1, 2):
+        paused(c, i, True)
+        c.settle(0.3)
+    c.crash(1)
+    c.settle(2)
+    assert c.primary() is None
+    c.promote(2, {1})
+    c.settle(2)
+    assert c.primary() is c.hosts[2]
+    assert not is_paused(c)
+    assert c.whys[-1] is Why.OPERATOR
+
+
+def test_a_promotion_of_who_paused_ends_a_pause() -> None:
+    """The former leader, which has written the pause into its own record since it started again."""
+    c = group(2)
+    c.priorities = {1: 0, 2: 0}
+    for i in (2, 1):
+        c.crash(i)
+        c.start(i)
+        c.settle(TTL_S + 1)
+    assert c.primary() is None
+    paused(c, 1, True)
+    c.settle(0.5)
+    assert is_paused(c)
+    c.promote(1)
+    c.settle(2)
+    assert c.primary() is c.hosts[1]
+    assert not is_paused(c)
+
+
+def test_a_pause_that_etcd_does_not_have() -> None:
+    c = group(2)
+    c.away = {1, 2}
+    c.settle(0.3)
+    answer = paused(c, 2, True)
+    assert answer
+    assert answer.ok
+    assert "forgotten when its sidecar is started again" in answer.text
+    paused(c, 2, False)
+    c.away.clear()
+    c.settle(0.3)
+    paused(c, 1, True)
+    c.settle(0.3)
+    c.away = {1, 2}
+    c.settle(0.3)
+    answer = paused(c, 1, False)
+    assert answer
+    assert not answer.ok
+    assert "the group stays paused" in answer.text
+    c.away.clear()
+    c.settle(0.3)
+    c.prompt = False
+    assert paused(c, 1, False) is None
+    busy = paused(c, 1, False)
+    assert busy
+    assert "asked for something else" in busy.text
+    assert c.record
+    c.record = replace(c.record, version=c.record.version + 1)
+    c.revision = c.record_revision = c.record_revision + 1
+    c.hosts[1].answer = None
+    c.flying.append((1, c.asked[1]))
+    c.land(0, answered=True)
+    changed = c.hosts[1].answer
+    assert changed
+    assert "changed meanwhile" in changed.text
+
+
+def test_an_operator_goes_on_without_etcd() -> None:
+    """E10: as with static coordination; etcd has the epoch when it is back. It is refused while etcd answers."""
+    c = group(2)
+    paused(c, 2, True)
+    c.settle(0.5)
+    before = c.record
+    c.crash(1)
+    refused = c.promote(2, {1}, without_register=True)
+    assert refused
+    assert "repeat without --without-etcd" in refused.text
+    c.away = {2}
+    c.settle(0.3)
+    said = c.promote(2, {1}, dry_run=True, without_register=True)
+    assert said
+    assert said.ok
+    assert "etcd was not asked" in said.text
+    c.promote(2, {1}, without_register=True)
+    c.settle(1)
+    assert c.primary() is c.hosts[2]
+    goes_on(c, 2)
+    assert c.record == before
+    c.settle(TTL_S + 1)
+    goes_on(c, 2)
+    assert not c.node(2).cut_off
+    c.away.clear()
+    c.settle(TTL_S + 1)
+    assert c.primary() is c.hosts[2]
+    assert c.record
+    assert (c.record.leader, c.record.epoch, c.record.members, c.record.paused) == (2, c.node(2).leading, frozenset({2}), False)
+    c.start(1)
+    c.settle(2)
+    assert members(c) == {1, 2}
+    goes_on(c, 2)
+
+
+def test_why_an_epoch_was_taken() -> None:
+    c = group(2)
+    assert c.whys == [Why.ALL]
+    hand_over(c, 2)
+    assert c.primary() is c.hosts[2]
+    assert c.whys[1:] == [Why.SWITCHOVER]
+    c.crash(2)
+    c.start(2)
+    c.settle(TTL_S + 1)
+    assert c.primary() is c.hosts[2]
+    assert c.whys[2:] == [Why.RESTART]
+    c.crash(2)
+    c.settle(TTL_S + 1)
+    assert c.primary() is c.hosts[1]
+    assert c.whys[3:] == [Why.LEASE]
 
 
 def test_all_hosts_lose_power() -> None:

@@ -501,7 +501,8 @@ class Cluster:
 
     # ---- operator ----------------------------------------------------------------------------------------------------
 
-    def promote(self, i: int, down: Iterable[int] = (), *, force: bool = False, dry_run: bool = False, untrue: bool = False) -> Answer | None:
+    def promote(self, i: int, down: Iterable[int] = (), *, force: bool = False, dry_run: bool = False, untrue: bool = False,
+                without_register: bool = False) -> Answer | None:
         """The operator's word: `down` are nodes that are down now. Returns the answer if there is one at once.
 
         Where it is not true, and node `i` can know that, it must be refused. `untrue`: it is not true, and nobody asked knows that.
@@ -514,7 +515,7 @@ class Cluster:
         before = host.operator, host.forced
         host.answer, host.operator, host.forced = None, True, force
         self.say(f"operator promotes n{i}, down {sorted(down)}" + (", --force" if force else ""))
-        self._feed(host, PromoteRequest(down, force, dry_run))
+        self._feed(host, PromoteRequest(down, force, dry_run, without_register))
         if there and not untrue and not host.ended and (host.answer is None or host.answer.ok):
             raise Violation(f"n{i} is promoted over {', '.join(f'n{d}' for d in there)}, and one of the two connections to it stands")
         if dry_run or (host.answer is not None and not host.answer.ok):

@@ -18,7 +18,7 @@ from cluster import Cluster, Host, Violation
 
 from lrq_ha.replication.events import ChangeRegister, LeaseRenewed, Progressed, RegisterAnswered, RegisterRead
 from lrq_ha.replication.node import Node
-from lrq_ha.replication.register import Record, RegisterView
+from lrq_ha.replication.register import Record, RegisterView, Why
 from lrq_ha.replication.settings import NodeSettings
 
 TTL_S = 1.0
@@ -31,6 +31,7 @@ class RegisteredCluster(Cluster):
     Attributes:
         prompt: A change lands, and is answered, at the next tick of the node that asked; else when the caller says so.
         away: Nodes that etcd does not answer.
+        whys: The right to each epoch that etcd has had.
         compares: A change compares the register with what was seen; off: the rule E1.
     """
 
@@ -46,6 +47,7 @@ class RegisteredCluster(Cluster):
         self.asked: dict[int, ChangeRegister] = {}
         self.flying: list[tuple[int, ChangeRegister]] = []
         self.priorities: dict[int, int] = {}
+        self.whys: list[Why | None] = []
 
     def settings(self, node: int) -> NodeSettings:
         return replace(super().settings(node), lease_ttl_s=TTL_S, priority=self.priorities.get(node, 100))
@@ -102,6 +104,8 @@ class RegisteredCluster(Cluster):
             unchanged = unchanged and self.holder_revision == change.seen.holder_revision
         if unchanged:
             self.revision += 1
+            if self.record is None or self.record.epoch != change.record.epoch:
+                self.whys.append(change.why)
             self.record, self.record_revision = change.record, self.revision
             if change.take:
                 self.holder, self.holder_revision, self.lease_until = i, self.revision, self.now + TTL_S

@@ -74,8 +74,8 @@ class Node:
         self.told.append(("take", dry_run))
         return self.answer
 
-    async def promote(self, down: list[str], force: bool, dry_run: bool) -> tuple[bool, str]:
-        self.told.append(("promote", down, force, dry_run))
+    async def promote(self, down: list[str], force: bool, without_etcd: bool, dry_run: bool) -> tuple[bool, str]:
+        self.told.append(("promote", down, force, without_etcd, dry_run))
         if self.error:
             raise self.error
         return self.answer

@@ -85,7 +85,7 @@ def test_commands_get_their_defaults(serve: Callable[[Node], Node]) -> None:
     assert call(f"{node.url}/promote", b"") == (200, {"ok": True, "text": "done"})
     assert call(f"{node.url}/promote", b'{"down": ["e1"], "force": true, "dry_run": true}')[0] == 200
     assert call(f"{node.url}/remove", b'{"node": "e1"}')[0] == 200
-    assert node.told == [("promote", [], False, False), ("promote", ["e1"], True, True), ("remove", "e1", False)]
+    assert node.told == [("promote", [], False, False, False), ("promote", ["e1"], True, False, True), ("remove", "e1", False)]
 
 
 def test_a_refusal_and_an_error_are_409_and_503(serve: Callable[[Node], Node]) -> None:
@@ -114,8 +114,8 @@ def test_an_error_that_nobody_expected_is_json_and_stands_in_the_log(
         ("promote", b"{", "the body is not JSON"),
         ("promote", b"\xff", "the body is not JSON"),
         ("promote", b"[" * 50_000, "the body is not JSON"),
-        ("promote", b"[]", "the body must be a JSON object with the keys down, force, dry_run"),
-        ("promote", b'{"dwon": []}', "dwon: unknown key; allowed: down, force, dry_run"),
+        ("promote", b"[]", "the body must be a JSON object with the keys down, force, without_etcd, dry_run"),
+        ("promote", b'{"dwon": []}', "dwon: unknown key; allowed: down, force, without_etcd, dry_run"),
         ("promote", b'{"down": "e1"}', 'down: must be a list of node names (value "e1")'),
         ("promote", b'{"down": [1]}', "down: must be a list of node names (value [1])"),
         ("promote", b'{"force": 1}', "force: must be true or false (value 1)"),
@@ -390,7 +390,7 @@ def test_promote_prints_what_the_node_says(serve: Callable[[Node], Node], tmp_pa
     e2.answer = (False, "e2 was not in sync")
     assert main(["promote", "e2", "--force", *options]) == 1
     assert capsys.readouterr().err == "lrq-ha: e2 was not in sync\n"
-    assert e2.told == [("promote", ["e1"], False, True), ("promote", [], True, False)]
+    assert e2.told == [("promote", ["e1"], False, False, True), ("promote", [], True, False, False)]
 
 
 def test_promote_says_what_the_node_that_is_down_knows_of_it(

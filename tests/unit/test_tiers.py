@@ -15,6 +15,7 @@ ROOT = TESTS.parent
 SLOW = {
     "integration/test_away.py": "test_queue_kinds.py, test_operator.py",
     "integration/test_catching_up.py": "test_joining.py",
+    "integration/test_coordination_faults.py": "test_coordination.py",
     "integration/test_four_nodes.py": "test_three_nodes.py",
     "integration/test_growing.py": "test_joining.py, test_three_nodes.py",
     "integration/test_joining_three.py": "test_joining.py",
@@ -24,6 +25,7 @@ SLOW = {
     "integration/test_restart.py": "test_joining.py, test_broker_restarts.py",
     "integration/test_three_faults.py": "test_three_nodes.py, test_faults.py",
     "integration/test_unseen_messages.py": "test_purges.py, test_census.py",
+    "integration/test_upgrade_rabbitmq.py": "test_switchover.py, test_joining.py, test_definitions.py",
     "spark/test_cluster.py": "test_source.py, test_stream.py, test_pipeline_files.py",
     "spark/test_connect.py": "test_source.py, test_stream.py",
     "spark/test_kill_matrix.py": "test_pipeline_progress.py, test_pipeline_files.py, test_stream.py",

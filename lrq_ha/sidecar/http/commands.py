@@ -1,6 +1,6 @@
 """The operators' commands: POST with a JSON body.
 
-    POST /promote  {"down": ["e1"], "force": false, "dry_run": false}, every key optional
+    POST /promote  {"down": ["e1"], "force": false, "without_etcd": false, "dry_run": false}, every key optional
     POST /remove   {"node": "e2", "dry_run": false}; a node of the set that is not configured any more: "node 3", by its id
     POST /switchover  {"node": "e2", "timeout_s": 30, "force": false, "dry_run": false}; without a node: to any in-sync backup
     POST /demote   {"timeout_s": 30, "force": false, "dry_run": false}; only this node is paused then: tell the others with /pause
@@ -67,7 +67,12 @@ def _is_seconds(value: object) -> bool:
 
 
 _DRY_RUN = _FORCE = _Key("true or false", _is_bool, False)
-_PROMOTE = {"down": _Key("a list of node names", _is_names, []), "force": _FORCE, "dry_run": _DRY_RUN}
+_PROMOTE = {
+    "down": _Key("a list of node names", _is_names, []),
+    "force": _FORCE,
+    "without_etcd": _Key("true or false", _is_bool, False),
+    "dry_run": _DRY_RUN,
+}
 _REMOVE = {"node": _Key("the name of a node", _is_name, required=True), "dry_run": _DRY_RUN}
 _DEMOTE = {
     "timeout_s": _Key("a number of seconds from 0 to 3600", _is_seconds, 30.0),

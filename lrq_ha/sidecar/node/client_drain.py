@@ -92,13 +92,22 @@ class ClientDrain:
             await drain.close(self.door, reason, STEP_DOWN_TIMEOUT_S)
         finally:
             self.door.draining = ""  # also if this incarnation is over: the door is the next one's then
+        ok, text = await self.become_safe(node)
+        return ok, f"; {left} messages are delivered again" if ok and left else text, left
+
+    async def become_safe(self, node: int) -> tuple[bool, str]:
+        """Waits until the whole log is safe, and returns at that moment; if it takes too long, clients are served again, and the text says so.
+
+        Args:
+            node: As of `begin`.
+        """
         deadline = time.monotonic() + STEP_DOWN_TIMEOUT_S
-        while not self._all_safe(node) and time.monotonic() < deadline:
+        while not self._all_safe(node):
+            if time.monotonic() >= deadline:
+                self.end()
+                return False, f"the log did not become safe within {STEP_DOWN_TIMEOUT_S:g} s: this node goes on as primary"
             await asyncio.sleep(POLL_S)
-        if not self._all_safe(node):
-            self.end()
-            return False, f"the log did not become safe within {STEP_DOWN_TIMEOUT_S:g} s: this node goes on as primary", left
-        return True, f"; {left} messages are delivered again" if left else "", left
+        return True, ""
 
     def _all_safe(self, node: int) -> bool:
         acknowledged = node == 0 or self._node.peers[node].acknowledged == self._node.log.end

@@ -181,6 +181,10 @@ class OperatorCommands:
                 return False, f"{answer.text}; this node goes on as primary"
         if ok and not node:  # no node is to take over by itself; only now, as operators may pause and resume while consumers finish
             await self._ask_core(PauseRequest(True))
+            ok, unsafe = await self._turning_away.become_safe(node)  # etcd takes a moment, in which this node may append entries of its own
+            text = text if ok else f"{unsafe}; the group is paused"
+            if self._life.over:
+                return False, self._over()
         if ok:
             self._core.feed(StepDown(node, None if left else self._core.replica.given_out.given()))
             if node:

@@ -1,0 +1,83 @@
+"""`lrq-ha history`: the leaders of a group that etcd coordinates, each with its right to lead and how long its recovery took.
+
+Rule: etcd is asked, not the nodes: the history is there while all of them are down.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from lrq_ha.errors import LrqError
+from lrq_ha.replication.register import Why
+from lrq_ha.sidecar import config as configuration
+from lrq_ha.sidecar.coordination import open_register
+
+from .commands import add_group, find_group
+from .list_nodes import WATCH_INTERVAL_S, add_command, find_targets
+from .text import align_table, format_cell
+
+_HEADINGS = ("SINCE", "EPOCH", "LEADER", "BEFORE", "WHY", "LOG END", "MS")
+_WHY = {
+    Why.LEASE.value: "the lease of the leader before was gone",
+    Why.SWITCHOVER.value: "the leader before handed over",
+    Why.RESTART.value: "it started again",
+    Why.ALL.value: "all nodes answered",
+    Why.OPERATOR.value: "an operator promoted it",
+}
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Adds the command."""
+    history = add_command(
+        subparsers,
+        "history",
+        "the leaders of a group that etcd coordinates",
+        "The last leaders of a group, the newest last: since when, of which epoch, why, where the log ended, and the milliseconds until the door was "
+        "open. etcd has the last 200.",
+        "examples:\n  lrq-ha history\n  lrq-ha history --follow",
+    )
+    add_group(history)
+    history.add_argument("-f", "--follow", action="store_true", help="go on, with a line for each new leader, until Ctrl-C")
+    history.set_defaults(run=_history)
+
+
+def _history(args: argparse.Namespace) -> int:
+    group = find_group(find_targets(args), args.group)
+    file = next((target.config for target in group if target.config), None)
+    if file is None:
+        raise LrqError(f"no configuration of a node of group {group[0].group} is on this machine", todo="Name one with --config FILE")
+    config = configuration.load(file)
+    if config.coordination is None:
+        raise LrqError(f"{file} has no [coordination]", todo='The history is kept with replication.coordination = "etcd" only')
+    asyncio.run(_show(config, follow=args.follow))
+    return 0
+
+
+async def _show(config: configuration.Config, *, follow: bool) -> None:
+    etcd, register = open_register(config)
+    shown: list[str] = []
+    try:
+        while True:
+            lines = format_history(await register.read_history())
+            # The recovery of an epoch is in its line once it is over. A line that was shown without it is shown again.
+            print("".join(f"{line}\n" for line in lines if line not in shown), end="", flush=True)
+            shown = lines
+            if not follow:
+                return
+            await asyncio.sleep(WATCH_INTERVAL_S)
+    finally:
+        await etcd.close()
+
+
+def format_history(told: list[dict[str, Any]]) -> list[str]:
+    """The lines of a table. `told`: as `Register.read_history` gives it."""
+    return align_table(_HEADINGS, [_row(each) for each in told], {"LOG END", "MS"})
+
+
+def _row(told: Mapping[str, Any]) -> list[str]:
+    why, steps = told.get("why"), told.get("steps") or {}
+    cells = (str(told.get("at"))[:19].replace("T", " "), told.get("epoch"), told.get("leader"), told.get("from"), _WHY.get(str(why), why))
+    return [format_cell(cell) for cell in (*cells, told.get("end"), steps.get("all"))]
