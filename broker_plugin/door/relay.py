@@ -146,6 +146,9 @@ class Relay(Endpoint, asyncio.Protocol):
             whole = self._frames.take(data)
         except LrqError as error:
             log.error("%s sends something else than AMQP frames: %s", self.primary.name, error)
+            if self._stage is _Stage.CONNECTING:
+                self._begun.set()
+                return
             self.end(f"the door of {self.primary.name} is not understood; the log of this sidecar says why")
             return
         if self._stage is _Stage.CONNECTING:
