@@ -198,7 +198,7 @@ def through(lab: Lab, sidecar: Sidecar, *pieces: bytes, host: str = "127.0.0.1",
         yield client
 
 
-@pytest.mark.quick
+@pytest.mark.quick(only="pieces2")
 @pytest.mark.parametrize("pieces", [[V1], [V2], [V2[:1], V2[1:13], V2[13:20], V2[20:]], [V1[:1], V1[1:9], V1[9:]]])
 def test_a_load_balancer_says_where_a_client_is(lab: Lab, balanced: Sidecar, pieces: list[bytes]) -> None:
     with through(lab, balanced, *pieces) as client:

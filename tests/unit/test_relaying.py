@@ -112,13 +112,18 @@ def relayed(body: Callable[[Relayed], Awaitable[None]], **limits: Any) -> None:
 def test_bytes_pass_both_ways_and_a_clients_end_passes_after_its_bytes() -> None:
     async def body(it: Relayed) -> None:
         assert len(it.door.relays) == 1
-        it.client.writer.write(BODY * 300)
+        it.primary.writer.write(BODY)
+        await it.client.expect(BODY)
+        it.primary.writer.transport.pause_reading()  # type: ignore[attr-defined]
+        it.client.writer.write(BODY * 20_000)
         it.client.writer.close()
-        await it.primary.expect(BODY * 300)
+        while it.door.relays:
+            await asyncio.sleep(0.01)
+        it.primary.writer.transport.resume_reading()  # type: ignore[attr-defined]
+        await it.primary.expect(BODY * 20_000)
         assert await it.primary.reader.read() == b""
-        assert not it.door.relays
 
-    relayed(body)
+    relayed(body, connection_buffer_bytes_max=64 << 20)
 
 
 def test_the_reason_stands_behind_a_whole_frame_when_the_primary_is_lost() -> None:
@@ -232,11 +237,13 @@ def test_of_all_that_do_not_read_the_one_that_is_behind_longest_is_closed() -> N
     relayed(body, client_buffer_bytes_max=1 << 16, client_buffers_bytes_max=1 << 20)
 
 
-def test_a_stop_waits_for_what_the_primary_still_sends() -> None:
+def test_a_stop_waits_for_what_the_primary_still_sends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relay, "QUIET_S", 0.2)
+
     async def body(it: Relayed) -> None:
         stopping = asyncio.create_task(it.door.stop())
         for _ in range(4):
-            await asyncio.sleep(0.3)
+            await asyncio.sleep(0.05)
             it.primary.writer.write(BODY)
         await it.client.expect(BODY * 4)
         assert await it.client.closes() == "this sidecar stops"
@@ -257,7 +264,7 @@ def test_a_login_that_the_primary_does_not_finish_ends_with_the_reason() -> None
         assert "e2 has not finished the login" in await client.closes()
         assert it.door.admissions.open == 1
 
-    relayed(body, handshake_timeout_s=1.5)
+    relayed(body, handshake_timeout_s=0.8)
 
 
 def test_a_client_that_gives_up_leaves_nothing() -> None:
