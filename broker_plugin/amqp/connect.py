@@ -18,9 +18,8 @@ from functools import partial
 from typing import TypeVar
 
 from .address import Address
-from .proxy_header import proxy_header
+from .proxy_header import End, proxy_header
 
-End = tuple[str, int]
 T = TypeVar("T")
 _Lookup = asyncio.Task[list[str]]
 

@@ -7,6 +7,9 @@ Rules:
   maps certificates to users.
 - Client properties pass unchanged but for three: `lrq_client_address`, which only the door may write, a
   `connection_name` where the client gives none, and the capability `connection.blocked`, which the door always has.
+- A backup's door that relays a client claims the client's address in `lrq_relayed`, and proves with
+  `lrq_relay_proof` that it knows the password of the sidecar that it relays to. The broker sees neither. The proof
+  holds for one address and one login only.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ PLAIN, AMQPLAIN, EXTERNAL = "PLAIN", "AMQPLAIN", "EXTERNAL"
 UNDERSTOOD = (PLAIN, AMQPLAIN)
 CLIENT_ADDRESS, CONNECTION_NAME = b"lrq_client_address", b"connection_name"
 OWN_PREFIX = b"lrq_"
+RELAYED, RELAY_PROOF = b"lrq_relayed", b"lrq_relay_proof"
 CAPABILITIES, HEARS_BLOCKED = b"capabilities", b"connection.blocked"
 
 _u32 = struct.Struct(">I").unpack_from
@@ -199,13 +203,52 @@ def with_address(properties: bytes, address: str) -> bytes:
         address: host:port of the client; empty if the broker learns it in another way.
     """
     fields = [(properties[start + 1 : value], properties[start:end]) for start, value, end in content_header.fields(properties, 0, len(properties))]
-    kept = [field for key, field in fields if key != CLIENT_ADDRESS]
+    kept = [field for key, field in fields if key not in (CLIENT_ADDRESS, RELAYED, RELAY_PROOF)]
     if address:
         raw = address.encode()
         if all(key != CONNECTION_NAME for key, _ in fields):
             kept.append(content_header.field(CONNECTION_NAME, raw))
         kept.append(content_header.field(CLIENT_ADDRESS, raw))
     return b"".join(kept)
+
+
+def relay(answer: StartOk, who: Credentials, address: str, other: Credentials) -> bytes:
+    """The arguments of the connection.start-ok for another node's door, which claim the client's address.
+
+    Args:
+        answer: The client's. Its login must be served here: `lrq_relayed` is not in it.
+        who: The user to log in.
+        address: host:port of the client.
+        other: The other node's own credentials.
+    """
+    sent = parse_start_ok(bytes(_METHOD_BYTES) + encode_start_ok(answer, who, answer.properties))
+    claim = content_header.field(RELAYED, address.encode()) + content_header.field(RELAY_PROOF, _proof(sent, address, other))
+    return encode_start_ok(answer, who, answer.properties + claim)
+
+
+def claimed_address(answer: StartOk, own: Credentials) -> str | None:
+    """The client's address, host:port, that another node of the group claims; None if none does.
+
+    Args:
+        answer: The connection.start-ok.
+        own: This node's own credentials.
+
+    Raises:
+        FrameError: The claim has no proof, or a wrong one.
+    """
+    found = own_properties(answer.properties)
+    address = found.get(RELAYED.decode())
+    if address is None:
+        return None
+    proof = str(found.get(RELAY_PROOF.decode())).encode("utf-8", "surrogateescape")
+    if not hmac.compare_digest(proof, _proof(answer, str(address), own)):
+        raise FrameError("client property lrq_relayed is for the nodes of this group")
+    return str(address)
+
+
+def _proof(answer: StartOk, address: str, node: Credentials) -> bytes:
+    parts = (b"relay", node.user, address.encode("utf-8", "surrogateescape"), answer.mechanism.encode(), answer.response)
+    return hmac.new(node.password, b"".join(_pack_u32(len(part)) + part for part in parts), "sha256").hexdigest().encode()
 
 
 def is_loopback(host: str) -> bool:

@@ -72,6 +72,13 @@ class AdmissionControl:
         self._logins.setdefault(host, {})[arrival] = None
         return arrival
 
+    def moved(self, arrival: Admission, host: str) -> None:
+        """A connection comes from this address, as a load balancer or another node says: its login counts there."""
+        if arrival.kind is Kind.LOGIN:
+            self._leave_logins(arrival)
+            self._logins.setdefault(host, {})[arrival] = None
+        arrival.host = host
+
     def logged_in(self, arrival: Admission, kind: Kind) -> None:
         """The login of a connection is finished; `kind` is its outcome."""
         if arrival.kind is Kind.LOGIN:

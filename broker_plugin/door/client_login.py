@@ -4,6 +4,9 @@ Rules:
 - Frames pass between client and broker, as `handshake` returns them, until the client opens a vhost. Only then does the door decide.
 - A producer (client property `lrq_producer`) in vhost lrq has its publishes handled by the door. The broker is first asked with a test message, which
   goes nowhere, whether the producer may publish there at all.
+- Where clients are relayed to the primary (`gate`), the door itself begins the login, with the broker's own connection.start. The client's answer
+  shows whether it is a node, a site or relayed already: then the login goes on with the broker as any other. All others are relayed; one that
+  cannot be is refused by the ordinary login, with the reason.
 - A login that is not finished in time, TLS included, is closed. A login that does not use AMQP 0-9-1 is closed, too, with AMQP's own answer.
 """
 
@@ -21,8 +24,21 @@ from lrq_ha.routing.names import is_routing
 
 from ..amqp import encode, frames, reply_codes, sasl
 from ..amqp.content_header import header_payload
-from ..amqp.frames import CHANNEL_CLOSE, CHANNEL_CLOSE_OK, CONNECTION_CLOSE, CONNECTION_OPEN, CONNECTION_OPEN_OK, HEARTBEAT, PROTOCOL_HEADER, scan
+from ..amqp.frames import (
+    CHANNEL_CLOSE,
+    CHANNEL_CLOSE_OK,
+    CONNECTION_CLOSE,
+    CONNECTION_OPEN,
+    CONNECTION_OPEN_OK,
+    CONNECTION_START,
+    CONNECTION_START_OK,
+    HEARTBEAT,
+    PROTOCOL_HEADER,
+    scan,
+)
+from ..amqp.proxy_header import End
 from ..amqp.reply_codes import CONNECTION_FORCED
+from ..amqp.sasl import Credentials
 from ..log import producers
 from ..session.decisions import Peer
 from ..session.session import Agreed
@@ -34,6 +50,7 @@ from .endpoint import Endpoint, Refused
 from .gate import Gate
 from .handshake import Handshake, Refusal
 from .peer import PeerConnection
+from .relay import Relay
 
 log = logging.getLogger("lrq_ha.door")
 
@@ -49,8 +66,8 @@ OTHER_PROTOCOLS = {  # by their first bytes
     b"STOMP": "STOMP",
     b"GET ": "HTTP",
     b"POST ": "HTTP",
-    b"PROXY ": "the PROXY protocol",
-    b"\r\n\r\n\x00\r\n": "the PROXY protocol",
+    b"PROXY ": "the PROXY protocol, and its address is not in door.proxy_protocol",
+    b"\r\n\r\n\x00\r\n": "the PROXY protocol, and its address is not in door.proxy_protocol",
     b"\x00\x00": "perhaps RabbitMQ's stream protocol",
 }
 PROBE_CHANNEL = 1
@@ -59,17 +76,21 @@ PROBE_CHANNEL = 1
 class ClientLogin(asyncio.Protocol):
     """The client's socket: the login, then the endpoint that it leads to."""
 
-    def __init__(self, door: Gate, arrival: Admission) -> None:
+    def __init__(self, door: Gate, arrival: Admission, ends: tuple[End, End] | None = None) -> None:
         self.door = door
         self._arrival = arrival
+        self._ends = ends  # as a load balancer names them
         self.transport: asyncio.Transport | None = None
         self.broker: BrokerLogin | None = None
+        self.relay: Relay | None = None
         self.end: Endpoint | None = None
         self.peer: tuple[str, int] = ("", 0)
         self.here: tuple[str, int] = ("", 0)
         self._handshake: Handshake  # from connection_made on
         self._buffer = b""
         self._greeted = False
+        self._started = False  # the client has got its connection.start
+        self._not_relayed = ""  # why the client is refused, which should have been relayed
         self._opening = True  # the client has not asked for a vhost yet
         self._probing: list[bytes] = []  # the open-ok that waits until it is known whether the user may publish
         self._may_write = False
@@ -81,14 +102,17 @@ class ClientLogin(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         client = self.transport = cast(asyncio.Transport, transport)  # uvloop's do not inherit from asyncio's
         client.set_write_buffer_limits(self.door.config.client_buffer_bytes_max)
-        self.peer = tuple((client.get_extra_info("peername") or ("", 0))[:2])
-        self.here = tuple((client.get_extra_info("sockname") or ("", 0))[:2])
+        own = (tuple((client.get_extra_info(name) or ("", 0))[:2]) for name in ("peername", "sockname"))
+        self.peer, self.here = self._ends or own
         self._handshake = Handshake(self.door, *self.peer, self.door.user_of(sasl.common_name(client.get_extra_info("peercert"))))
         self._timer = asyncio.get_running_loop().call_later(self.door.config.handshake_timeout_s, self._too_slow)
         self.door.counters["connections"] += 1
         self._arrival.end = self.abort
 
     def _too_slow(self) -> None:
+        if self.relay is not None:
+            self.relay.end(f"{self.relay.primary.name} has not finished the login within {self.door.config.handshake_timeout_s:g} s")
+            return
         if self.broker is not None and self._probing:
             log.warning("%s: the broker does not say whether %s may publish: has it an alarm?", self._handshake.address, self._handshake.user)
         else:
@@ -115,12 +139,14 @@ class ClientLogin(asyncio.Protocol):
         self._stop_waiting()
         if self._task is not None:
             self._task.cancel()  # a pending connect to the broker
-        if self.broker is not None and self.broker.transport is not None:
-            self.broker.on_lost = partial(self.door.admissions.gone, self._arrival)
+        other = self.relay or self.broker
+        if other is not None and other.transport is not None:
+            other.on_lost = partial(self.door.admissions.gone, self._arrival)
         else:
             self.door.admissions.gone(self._arrival)
-        if self.end is not None:
-            self.end.client_lost()
+        end = self.end or self.relay
+        if end is not None:
+            end.client_lost()
         elif self.broker is not None:
             self.broker.leave()
 
@@ -141,8 +167,11 @@ class ClientLogin(asyncio.Protocol):
         self._buffer += data
         if not self._greeted and not self._greet():
             return
-        if self.broker is not None and self.broker.transport is not None:
-            self.go_on()
+        if self.broker is not None:
+            if self.broker.transport is not None:
+                self.go_on()
+        elif self.relay is None:
+            self._relay_or_log_in()
         if self.end is None and self.transport is not None and len(self._buffer) > self.door.config.login_bytes_max:
             self._too_much(self.transport)
 
@@ -167,9 +196,23 @@ class ClientLogin(asyncio.Protocol):
             return False
         self._greeted = True
         self._buffer = self._buffer[len(PROTOCOL_HEADER) :]
+        if self.door.relay_target() is None:
+            self._log_in()
+        else:
+            self._start(self.door.broker_start)
+        return True
+
+    def _log_in(self) -> None:
+        """Begins the login at the broker."""
         self.broker = BrokerLogin(self)
         self._task = asyncio.get_running_loop().create_task(self.broker.connect())
-        return True
+
+    def _start(self, payload: bytes) -> None:
+        """Gives the client its connection.start, once. `payload`: the broker's."""
+        payload = self._handshake.from_broker(CONNECTION_START, payload)
+        if not self._started and self.transport is not None:
+            self._started = True
+            self.transport.write(encode.frame(frames.METHOD, 0, payload))
 
     @property
     def waiting_bytes(self) -> int:
@@ -184,6 +227,9 @@ class ClientLogin(asyncio.Protocol):
             items, used = scan(self._buffer)
             data, self._buffer = self._buffer, self._buffer[used:]
             for item in items:
+                if item[0] == CONNECTION_START_OK and self._moved(data[item[2] : item[3]]):
+                    self._buffer = data[item[2] - 7 : used] + self._buffer
+                    return
                 self._take(item[0], data[item[2] : item[3]])
                 if self.end is not None:
                     return
@@ -209,6 +255,8 @@ class ClientLogin(asyncio.Protocol):
     def _refuse_if_no_room(self) -> None:
         """Raises Refusal if there is no room for a client, or if clients are not served now."""
         reason = self.door.closed_because()
+        if reason and self._not_relayed:
+            reason += f"; {self._not_relayed}"
         if not reason and self._handshake.site is None and not self.door.admissions.has_room_for_client:
             self.door.rejected(self._handshake.address)
             reason = "there is no room for more clients: door.connections_max"
@@ -228,6 +276,65 @@ class ClientLogin(asyncio.Protocol):
             closing_handshake.say(self.transport, code, text)
         else:
             asyncio.get_running_loop().call_later(SILENT_CLOSE_S, self.transport.abort)
+
+    # ---- relaying ----------------------------------------------------------------------------------------------------
+
+    def _relay_or_log_in(self) -> None:
+        """The client has answered the door's own connection.start: relays it, or goes on with the broker."""
+        primary, client = self.door.relay_target(), self.transport
+        try:
+            items, _ = scan(self._buffer)
+            if not items or client is None:
+                return
+            start_ok = None
+            if items[0][0] == CONNECTION_START_OK and primary is not None and primary.door is not None:
+                other = Credentials(primary.door.user.encode(), primary.door.password.encode())
+                start_ok = self._handshake.relayed_start_ok(self._buffer[items[0][2] : items[0][3]], other)
+        except LrqError as error:
+            log.info("%s: %s", self._handshake.address, error)
+            self.abort()
+            return
+        if start_ok is None or primary is None:
+            self._log_in()
+            return
+        self.relay = Relay(self.door, self, primary, start_ok, self._handshake.user)
+        self._task = asyncio.get_running_loop().create_task(self.relay.connect())
+
+    def relayed(self) -> None:
+        """The primary's door has got the client's answer."""
+        items, _ = scan(self._buffer)
+        left, self._buffer = self._buffer[items[0][3] + 1 :], b""
+        if self.relay is not None:
+            self.end = self.relay
+            self.door.relays.add(self.relay)
+            self.relay.client_data(left)
+
+    def not_relayed(self, reason: str) -> None:
+        """The primary's door does not begin a login: refuses the client by a login here, at which any client library hears the reason."""
+        self.relay, self._not_relayed = None, reason
+        self._log_in()
+
+    def relay_logged_in(self) -> str:
+        """The login at the primary's door is finished. Returns why the client is not kept; empty if it is."""
+        self._stop_waiting()
+        if not self.door.admissions.has_room_for_client:
+            self.door.rejected(self._handshake.address)
+            return "there is no room for more clients: door.connections_max"
+        self.door.admissions.logged_in(self._arrival, Kind.CLIENT)
+        self._handshake.forget()
+        return ""
+
+    def _moved(self, payload: bytes) -> bool:
+        """Learns the address that another node claims for the client. Returns whether the login begins again, as the broker is told at its start."""
+        peer = self._handshake.learn_origin(payload)
+        if peer is None or self.broker is None:
+            return False
+        self.peer = peer
+        self.door.admissions.moved(self._arrival, peer[0])
+        if self.door.broker.proxied:
+            self.broker.leave("the client's address is known now")
+            self._log_in()
+        return self.door.broker.proxied
 
     # ---- frames of the broker ----------------------------------------------------------------------------------------
 
@@ -267,6 +374,10 @@ class ClientLogin(asyncio.Protocol):
             closing_handshake.hand_over(self.transport)
             if self.broker is not None:
                 self.broker.leave()
+            return
+        if kind == CONNECTION_START:
+            self.door.broker_start = payload
+            self._start(payload)
             return
         payload = self._handshake.from_broker(kind, payload)
         self.transport.write(encode.frame(HEARTBEAT if kind == HEARTBEAT else frames.METHOD, 0, payload))

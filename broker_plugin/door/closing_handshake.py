@@ -14,6 +14,7 @@ from ..amqp import encode, frames
 from ..amqp.frames import CONNECTION_CLOSE, CONNECTION_CLOSE_OK, FrameError, scan
 
 ANSWER_S = 2.0
+_CLOSE_OK_FRAME = encode.raw_method_frame(0, CONNECTION_CLOSE_OK)
 
 
 def say(transport: asyncio.Transport, code: int, text: str, pending: bytes = b"", cause: int = 0) -> None:
@@ -54,6 +55,9 @@ class _Farewell(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         try:
             data = self._left + data
+            if data.endswith(_CLOSE_OK_FRAME):  # also where `pending` was not known: nothing comes behind it
+                self._transport.close()
+                return
             items, used = scan(data, 0, frames.FRAME_MAX_BYTES, 0)
         except FrameError:
             self._left = b""  # later bytes cannot be parsed: only the time limit is left

@@ -2,11 +2,15 @@
 
 Rules:
 - A node that is not primary refuses clients with CONNECTION_FORCED and names the primary.
-- `client_login` decides on a connection's kind: a client's session, another node's `PeerConnection`, or none.
+- `client_login` decides on a connection's kind: a client's session, another node's `PeerConnection`, a `Relay`, or none.
+- With `door.when_backup = "forward"` clients are relayed to the primary that this node follows. Not before a login here has shown the broker's
+  connection.start: the primary itself has always logged in before this node knows that it is primary.
+- Relays outlive an incarnation: without one, this node does not know that its primary is another one.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 
 from ..amqp.sasl import Credentials
@@ -15,6 +19,7 @@ from ..session.session import ClientSession
 from ..session.settings import DoorSettings
 from .admission import AdmissionControl
 from .peer import Host, PeerConnection
+from .relay import UNHEARD_S, Primary, Relay
 
 log = logging.getLogger("lrq_ha.door")
 
@@ -29,6 +34,8 @@ class Gate(DoorState[ClientSession]):
         broker: The broker's address.
         host: The incarnation behind the door; None while there is none.
         peer_ends: Connections of other nodes.
+        relays: Clients that are relayed to the primary.
+        broker_start: The payload of the broker's connection.start, as the last login has shown it.
     """
 
     def __init__(self, settings: DoorSettings, connections_max: int | None = None) -> None:
@@ -38,6 +45,9 @@ class Gate(DoorState[ClientSession]):
         self.tls = settings.server_tls
         self.host: Host | None = None
         self.peer_ends: set[PeerConnection] = set()
+        self.relays: set[Relay] = set()
+        self.broker_start = b""
+        self._unheard_at: float | None = None  # since when this node knows no primary, while clients are relayed
         self.admissions = AdmissionControl(connections_max or self.config.connections_max, settings.neighbours)
         self._users = settings.users
         self._refused_said_at = 0.0
@@ -80,3 +90,38 @@ class Gate(DoorState[ClientSession]):
         self.peer_ends.discard(end)
         if self.host is not None:
             self.host.peer_gone(end)
+
+    # ---- relays ------------------------------------------------------------------------------------------------------
+
+    def relay_target(self) -> Primary | None:
+        """The primary that clients are relayed to; None if they are not relayed."""
+        if self.config.when_backup != "forward" or self._stopping or self.host is None or not self.broker_start:
+            return None
+        primary = self.host.primary()
+        return primary if primary is not None and primary.door is not None else None
+
+    def check_relays(self) -> None:
+        """Ends the relays that do not lead to the primary of now. Call it periodically."""
+        if not self.relays or self.host is None:
+            self._unheard_at = None
+            return
+        now, primary = asyncio.get_running_loop().time(), self.host.primary()
+        if primary is not None:
+            self._unheard_at = None
+        elif self._unheard_at is None:
+            self._unheard_at = now
+        unheard = self._unheard_at is not None and now - self._unheard_at > UNHEARD_S
+        for relay in list(self.relays):
+            if primary is not None and primary.node != relay.primary.node:
+                relay.end(f"{relay.primary.name} is no longer primary, {primary.name} is: connect again")
+            elif unheard:
+                relay.end(f"this node has not heard its primary {relay.primary.name} for {UNHEARD_S:g} s: connect again")
+
+    def weigh_relay(self, relay: Relay, waiting_bytes: int) -> None:
+        """A side of a relay does not keep up (0 bytes: both do again)."""
+        self.client_full(relay, waiting_bytes)
+
+    def relay_closed(self, relay: Relay) -> None:
+        """A relayed client is gone."""
+        self.relays.discard(relay)
+        self.client_full(relay, 0)

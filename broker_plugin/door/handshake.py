@@ -7,6 +7,8 @@ Rules:
   and with that text of the broker.
 - Another node of the group (client property `lrq_node`) and another site (`lrq_site`) present the credentials of this sidecar itself: user and
   password, since not every broker takes the name that a client gives as its user.
+- A client that another node's door relays has the address that this node claims for it (client property `lrq_relayed`), with a proof. It is not
+  relayed a second time.
 - No sockets here: those are in `client_login`.
 """
 
@@ -31,6 +33,7 @@ from ..amqp.frames import (
     CONNECTION_TUNE_OK,
     HEARTBEAT,
 )
+from ..amqp.proxy_header import End, believe
 from ..amqp.reply_codes import ACCESS_REFUSED, CONNECTION_FORCED, NOT_ALLOWED
 from ..amqp.sasl import Credentials
 from .gate import Gate
@@ -38,6 +41,7 @@ from .peer import PROCESS
 
 log = logging.getLogger("lrq_ha.door")
 
+ENDS_HERE = frozenset({"lrq_node", "lrq_site", "lrq_relayed"})  # a login with one of these properties is not relayed
 ANSWERED_WITH = {CONNECTION_START: CONNECTION_START_OK, CONNECTION_TUNE: CONNECTION_TUNE_OK}
 
 
@@ -72,7 +76,7 @@ class Handshake:
     """
 
     def __init__(self, door: Gate, host: str, port: int, external: str) -> None:
-        self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        self.address = _address(host, port)
         self.user = ""
         self.vhost = ""
         self.hears_blocked = False
@@ -80,7 +84,7 @@ class Handshake:
         self.heartbeat_s = 0
         self.channels_max = (0, 0)
         self._door = door
-        self._host = host
+        self._host, self._port = host, port
         self._external = external
         self._asked = 0  # the broker's method that the client has not answered
         self._tuned = False
@@ -120,6 +124,39 @@ class Handshake:
     def forget(self) -> None:
         """The login is over: the password is needed no more."""
         self._who = None
+
+    def relayed_start_ok(self, payload: bytes, other: Credentials) -> bytes | None:
+        """The payload of the connection.start-ok for another node's door; None if this login is not to be relayed. Raises LrqError.
+
+        Args:
+            payload: The client's.
+            other: The other node's own credentials.
+        """
+        answer = sasl.parse_start_ok(payload)
+        who = self._door.mapped(self._external) if answer.mechanism == sasl.EXTERNAL else sasl.credentials(answer)
+        if who is None or ENDS_HERE & sasl.own_properties(answer.properties).keys():
+            return None
+        self.user = who.name
+        return payload[:4] + sasl.relay(answer, who, self.address, other)
+
+    def learn_origin(self, payload: bytes) -> End | None:
+        """Takes the address that another node claims for a client. Returns the address, if it is another than the one known; raises LrqError.
+
+        Args:
+            payload: The connection.start-ok.
+        """
+        try:
+            claimed = sasl.claimed_address(sasl.parse_start_ok(payload), self._door.own)
+        except frames.FrameError as error:
+            log.info("%s: %s", self.address, error)
+            raise Refusal(NOT_ALLOWED, f"NOT_ALLOWED - {error}") from error
+        if claimed is None:
+            return None
+        host, _, port = claimed.rpartition(":")
+        before = self._host, self._port
+        self._host, self._port = believe((host.strip("[]"), int(port)), before)
+        self.address = _address(self._host, self._port)
+        return None if before == (self._host, self._port) else (self._host, self._port)
 
     # ---- methods of the client ---------------------------------------------------------------------------------------
 
@@ -237,3 +274,7 @@ class Handshake:
         self._broker_channels = tune.channel_max or frames.CHANNELS_MAX
         tune.channel_max = min(max(self._broker_channels - 1, 1), self._door.config.channels_max)
         return encode.encode_method(tune)
+
+
+def _address(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -37,6 +37,7 @@ from ..amqp.frames import (
 from ..log.replica import Replica
 from . import closing_handshake
 from .endpoint import Endpoint
+from .relay import Primary
 
 log = logging.getLogger("lrq_ha.door")
 
@@ -51,6 +52,9 @@ class Host(Protocol):
 
     def refusal(self) -> str:
         """Why clients are not served now; empty if they are."""
+
+    def primary(self) -> Primary | None:
+        """The primary, as far as this node knows; None if it knows none."""
 
     def push(self, end: PeerConnection, header: bytes, body: bytes) -> None: ...
 

@@ -49,7 +49,12 @@ class Door(Gate):
         super().__init__(settings, connections_max)
         self._client_tls = settings.client_tls
         self._listener = Listener(
-            self.admit, self.admissions.gone, partial(ClientLogin, self), tls=self.tls, handshake_timeout_s=self.config.handshake_timeout_s
+            self.admit,
+            self.admissions,
+            partial(ClientLogin, self),
+            tls=self.tls,
+            handshake_timeout_s=self.config.handshake_timeout_s,
+            proxies=self.config.proxy_protocol,
         )
         self._ticker: asyncio.Task[None] | None = None
 
@@ -105,6 +110,10 @@ class Door(Gate):
 
     # ---- the end -----------------------------------------------------------------------------------------------------
 
+    @property
+    def _clients(self) -> int:
+        return len(self.sessions) + len(self.relays)
+
     def close_clients(self, reason: str) -> None:
         """Ends every connection: this node no longer serves clients."""
         for session in list(self.sessions):
@@ -123,13 +132,17 @@ class Door(Gate):
         """Takes no new connection, lets pending confirms finish, and tells each client. Returns when all are gone, or their time is over."""
         self._stopping = True
         self._listener.close()
-        if not self.sessions:
+        if not self._clients:
             return
-        log.info("%d clients are told that this sidecar stops; up to %g s for what is under way", len(self.sessions), self.config.stop_timeout_s)
+        log.info("%d clients are told that this sidecar stops; up to %g s for what is under way", self._clients, self.config.stop_timeout_s)
         began = time.monotonic()
+        for relay in list(self.relays):
+            relay.stop("this sidecar stops", self.config.stop_timeout_s / 2)
         await drain.close(self, "this sidecar stops", self.config.stop_timeout_s)
-        if self.sessions:
-            log.warning("%d clients have not gone in time", len(self.sessions))
+        while self.relays and time.monotonic() < began + self.config.stop_timeout_s:
+            await asyncio.sleep(drain.POLL_S)
+        if self._clients:
+            log.warning("%d clients have not gone in time", self._clients)
         else:
             log.info("all clients are gone after %.1f s", time.monotonic() - began)
 
@@ -140,6 +153,8 @@ class Door(Gate):
             self._ticker.cancel()
         self._listener.close()
         self.close_clients("this sidecar stops")
+        for relay in list(self.relays):
+            relay.end("this sidecar stops")
         self.vhosts.abort()
         self.interceptors.end_asking()
         await asyncio.to_thread(self.interceptors.close)

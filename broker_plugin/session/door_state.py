@@ -47,6 +47,14 @@ class Client(Protocol):
     def cut_off(self) -> None: ...
 
 
+class Reader(Protocol):
+    """A client that may not keep up: a session, or one that is relayed."""
+
+    user: str
+
+    def cut_off(self) -> None: ...
+
+
 S = TypeVar("S", bound=Client)
 
 
@@ -80,7 +88,7 @@ class DoorState(ABC, Generic[S]):
         self.sessions: set[S] = set()
         self._producers: dict[tuple[str, str], set[S]] = {}  # sessions that have announced a producer, by user and name
         self.unfinished = Budget(self.config.unfinished_bytes_max, "door.unfinished_bytes_max")
-        self._full: dict[S, int] = {}  # bytes that wait for each client that does not keep up; the one that is behind longest comes first
+        self._full: dict[Reader, int] = {}  # bytes that wait for each client that does not keep up; the one that is behind longest comes first
         self._lost_said_at = 0.0
         self.blocked: set[S] = set()
         self.log_blocked = ""
@@ -139,7 +147,7 @@ class DoorState(ABC, Generic[S]):
         """Bytes that wait for clients that do not keep up."""
         return sum(self._full.values())
 
-    def client_full(self, session: S, waiting_bytes: int) -> None:
+    def client_full(self, session: Reader, waiting_bytes: int) -> None:
         """A client does not keep up (0 bytes: it does again). Beyond the total limit, the client that has been behind longest is closed.
 
         A single client is never closed here: the data for it is bounded on its own (`flow_control`).

@@ -290,6 +290,7 @@ class Incarnation:
                 self._core.feed(BrokerLacks(lacks))
             self._receiving.applied()
             self._consider_cut_off()
+            self._door.check_relays()
             self.status.ticked()
 
     def _consider_cut_off(self) -> None:

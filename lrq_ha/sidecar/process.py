@@ -150,6 +150,7 @@ class Process:
         with open("/proc/self/statm", encoding="ascii") as file:
             found["rss_bytes"] = int(file.read().split()[1]) * resource.getpagesize()
         found["connections"] = len(self.door.sessions)
+        found["relayed"] = len(self.door.relays)
         found["sockets"] = self.door.connections
         found["counters"] = dict(self.door.counters)
         found["interceptors"] = self.door.interceptors.status()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from pathlib import Path
 from typing import Annotated, Literal, Self
@@ -91,6 +92,14 @@ def _levels(value: dict[str, str]) -> dict[str, str]:
     return value
 
 
+def _network(value: str) -> str:
+    try:
+        ipaddress.ip_network(value)
+    except ValueError:
+        raise ValueError('must be an IP address or network, for example "10.0.0.5" or "10.0.0.0/24"') from None
+    return value
+
+
 def _kind(value: str) -> str:
     if value not in REPLICATED:
         raise ValueError(f"must be one of {', '.join(REPLICATED)}")
@@ -107,6 +116,7 @@ File = Annotated[str, AfterValidator(_file)]
 Pattern = Annotated[str, AfterValidator(_pattern)]
 Name = Annotated[str, AfterValidator(_name)]
 Kind = Annotated[str, AfterValidator(_kind)]
+Network = Annotated[str, AfterValidator(_network)]
 #: A log has room for this many of the largest messages or transactions, at least: a checkpoint stands in each quarter of it.
 LARGEST_PER_LOG = 8
 RECEIVE_BYTES_MIN = 1 << 20
@@ -182,6 +192,13 @@ class DoorTable(Table):
     listen: Listen = Field(description="where clients, other nodes and other sites connect")
     loopback_users: list[str] = Field(
         default=["guest"], description="users that come in from this machine only, as RabbitMQ's key of this name, which cannot see it behind a door"
+    )
+    when_backup: Literal["refuse", "forward"] = Field(
+        "refuse", description='a client of a backup: "refuse": is told the primary\'s name; "forward": is relayed to the primary\'s door of [[peers]]'
+    )
+    proxy_protocol: list[Network] = Field(
+        default=[], description="load balancers, by address or network, whose PROXY protocol header (version 1 or 2) says where a client is; of any "
+        "other address it is refused. List only those that send it, or their clients claim any address"
     )
     connections_max: int = Field(10_000, ge=1, description="connections at a time; more are closed at once. A twentieth, and 4 for each "
         "other node and site, is not for clients: for those, and for logins that are not finished")

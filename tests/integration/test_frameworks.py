@@ -7,87 +7,24 @@ confirm could still be lost.
 
 from __future__ import annotations
 
-import re
-import subprocess
-import sys
 import threading
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
+from frameworks import FRAMEWORKS, Framework, alive, start, write_programs
 from history import LAG_MAX_S
 from load import command, depth, eventually, in_sync, set_up
 from patience import PATIENT_DOOR
 
 from lrq_ha.lab import Lab
-from lrq_ha.lab.files import python_environment
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(900), pytest.mark.one_version("4.3"), pytest.mark.proves("G1", "G3")]
 
-CLIENTS_MD = Path(__file__).parents[2] / "docs" / "clients.md"
-PROGRAM = re.compile(r"```python\n# (\w+\.py)\n.*?```", re.DOTALL)
-#: Queue, sender and worker of each framework.
-FRAMEWORKS = {
-    "pika": ("pika-orders", ["pika_send.py"], ["pika_work.py"]),
-    "aio-pika": ("aio-orders", ["aio_send.py"], ["aio_work.py"]),
-    "kombu": ("kombu-orders", ["kombu_send.py"], ["kombu_work.py"]),
-    "celery": ("celery", ["celery_send.py"], ["-m", "celery", "-A", "tasks", "worker", "-c", "2"]),
-}
-ORDERS_PER_SECOND = 40
 ORDERS_BEFORE = 200  # done by each framework before the primary is killed
 ORDERS_AFTER = 200  # done after it
 OPERATOR_S = 3.0  # how long the operator takes: meanwhile the clients are turned away by the backup's door
-
-
-def write_programs(folder: Path) -> None:
-    """The page's programs, as files of the names that their first lines say."""
-    for found in PROGRAM.finditer(CLIENTS_MD.read_text()):
-        (folder / found[1]).write_text(found[0].removeprefix("```python\n").removesuffix("```"))
-
-
-@dataclass
-class Framework:
-    """One framework's two programs, fed by a thread. `fed`: orders given to the sender so far."""
-
-    queue: str
-    ledger: Path
-    sender: subprocess.Popen[str]
-    worker: subprocess.Popen[str]
-    fed: int = 0
-
-    def done(self) -> dict[int, list[float]]:
-        """Orders in the ledger, with the times at which they were done."""
-        found: dict[int, list[float]] = defaultdict(list)
-        if self.ledger.exists():
-            for line in self.ledger.read_text().splitlines():
-                when, order = line.split()
-                found[int(order)].append(float(when))
-        return found
-
-    def feed(self, enough: threading.Event) -> None:
-        """Orders at a steady pace, then the end of the input."""
-        assert self.sender.stdin is not None
-        with self.sender.stdin as orders:
-            while not enough.wait(1 / ORDERS_PER_SECOND):
-                orders.write(f"{self.fed}\n")
-                orders.flush()
-                self.fed += 1
-
-
-def start(name: str, folder: Path, doors: str) -> Framework:
-    queue, sender, worker = FRAMEWORKS[name]
-    ledger = folder / f"{name}.ledger"
-    environment = python_environment() | {"DOORS": doors, "LEDGER": str(ledger)}
-
-    def run(kind: str, arguments: list[str]) -> subprocess.Popen[str]:
-        with open(folder / f"{name}.{kind}.log", "w") as output:
-            return subprocess.Popen([sys.executable, *arguments], cwd=folder, env=environment, text=True, stdin=subprocess.PIPE,
-                                    stdout=output, stderr=subprocess.STDOUT)
-
-    return Framework(queue, ledger, run("sender", sender), run("worker", worker))
 
 
 @dataclass
@@ -151,18 +88,6 @@ def failover(broker_version: str, tmp_path_factory: pytest.TempPathFactory) -> I
                     process.wait()
             for feeder in feeders:
                 feeder.join()
-
-
-def alive(frameworks: dict[str, Framework], folder: Path) -> Callable[[], bool]:
-    """A check that none of the programs has given up."""
-
-    def check() -> bool:
-        for name, framework in frameworks.items():
-            for kind, process in (("sender", framework.sender), ("worker", framework.worker)):
-                assert process.poll() is None, f"{name}'s {kind} has ended:\n{(folder / f'{name}.{kind}.log').read_text()[-4000:]}"
-        return True
-
-    return check
 
 
 @pytest.mark.quick(only=r"-pika")

@@ -9,6 +9,7 @@ import re
 import socket
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -21,6 +22,7 @@ from raw_client import RawClient
 from sidecar_process import Sidecar
 
 from broker_plugin.amqp import encode, frames
+from broker_plugin.amqp.proxy_header import proxy_header
 from lrq_ha.lab import Lab
 from lrq_ha.lab.ports import free_ports
 
@@ -162,3 +164,93 @@ def test_with_the_proxy_protocol_the_door_still_keeps_guest_in(proxied: Lab, out
         assert answer(f"amqp://guest:guest@127.0.0.1:{port}")[:4] == b"\x00\x0a\x00\x29"
         refused = REFUSED in answer(f"amqp://guest:guest@{outside}:{port}")
         assert refused == (doors_own or not proxied.version.startswith("3."))
+
+
+# ---- load balancers -----------------------------------------------------------------------------------------------------
+
+CLIENT, DOOR = ("192.0.2.7", 4_711), ("198.51.100.2", 5_672)
+V1 = b"PROXY TCP4 192.0.2.7 198.51.100.2 4711 5672\r\n"
+V2 = proxy_header(CLIENT, DOOR)
+HEADER_S = 2.0
+
+
+@pytest.fixture(scope="module")
+def balanced(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sidecar]:
+    """A sidecar beside e1 to which load balancers may come from 127.0.0.0/8, and from no other address."""
+
+    def edit(text: str) -> str:
+        return text.replace("[door]\n", '[door]\nproxy_protocol = ["127.0.0.0/8"]\n')
+
+    door = f"0.0.0.0:{next(free_ports())}"
+    folder = tmp_path_factory.mktemp("balanced")
+    with Sidecar(lab, folder, f"origin-{time.time_ns() % 10**6}", door=door, edit=edit, handshake_timeout_s=HEADER_S) as sidecar:
+        sidecar.becomes("active")
+        yield sidecar
+
+
+@contextmanager
+def through(lab: Lab, sidecar: Sidecar, *pieces: bytes, host: str = "127.0.0.1", user: str = "app") -> Iterator[RawClient]:
+    """A client whose first bytes are these; not logged in."""
+    with RawClient(f"amqp://{as_user(lab, user)}@{host}:{sidecar.door.rpartition(':')[2]}", login=False) as client:
+        for piece in pieces:
+            client.send(piece)
+            time.sleep(0.05 if len(pieces) > 1 else 0)
+        yield client
+
+
+@pytest.mark.quick(only="pieces2")
+@pytest.mark.parametrize("pieces", [[V1], [V2], [V2[:1], V2[1:13], V2[13:20], V2[20:]], [V1[:1], V1[1:9], V1[9:]]])
+def test_a_load_balancer_says_where_a_client_is(lab: Lab, balanced: Sidecar, pieces: list[bytes]) -> None:
+    with through(lab, balanced, *pieces) as client:
+        client.login("/", 0, 0, {})
+        assert "192.0.2.7:4711" in lab.ctl("e1", "list_connections", "client_properties")
+
+
+def test_its_loopback_users_are_its_clients(lab: Lab, balanced: Sidecar) -> None:
+    """guest is let in by a balancer on this machine if it is a client of this machine."""
+    for header, is_let_in in ((V2, False), (proxy_header(("127.0.0.1", 5), DOOR), True), (b"PROXY UNKNOWN\r\n", True), (b"", True)):
+        with through(lab, balanced, header, user="guest") as client:
+            if is_let_in:
+                client.login("/", 0, 0, {})
+            else:
+                with pytest.raises(AssertionError):
+                    client.login("/", 0, 0, {})
+                assert REFUSED in client.got[-1][2]
+
+
+@pytest.mark.parametrize("header", [V1, V2])
+def test_no_other_address_may_claim_to_be_one(lab: Lab, balanced: Sidecar, outside: str, header: bytes) -> None:
+    with through(lab, balanced, header, host=outside) as client:
+        assert client.socket.recv(8) == frames.PROTOCOL_HEADER, "AMQP's own answer to another protocol"
+        assert client.closed()
+    eventually("the log", lambda: "its address is not in door.proxy_protocol" in balanced.said())
+
+
+@pytest.mark.parametrize("data", [V1[:-1], V2[:15], V2[:20], V1[:7]])
+def test_a_header_that_does_not_end_is_not_waited_for(lab: Lab, balanced: Sidecar, data: bytes) -> None:
+    with through(lab, balanced, data) as client:
+        assert client.closed(20 * HEADER_S)
+    with through(lab, balanced, data) as client:
+        client.socket.shutdown(socket.SHUT_WR)
+        assert client.closed()
+    eventually("the log", lambda: "no whole PROXY protocol header" in balanced.said() and "ended within a header" in balanced.said())
+
+
+def test_a_header_that_comes_byte_by_byte_has_its_time(lab: Lab, balanced: Sidecar) -> None:
+    with through(lab, balanced) as client:
+        began, sent = time.monotonic(), 0
+        try:
+            for sent in range(len(V2)):
+                client.send(V2[sent : sent + 1])
+                time.sleep(HEADER_S / 8)
+        except OSError:
+            pass
+        assert sent < len(V2) - 1, f"{sent} bytes in {time.monotonic() - began:.1f} s"
+
+
+@pytest.mark.parametrize(
+    "data", [b"PROXY TCP4 nowhere else 1 2\r\n", b"POST / HTTP/1.1\r\n", b"PROXY " + b"x" * 200, V2[:12] + b"\xff" * 40, b"\r\n" * 20]
+)
+def test_another_form_of_a_header_is_closed(lab: Lab, balanced: Sidecar, data: bytes) -> None:
+    with through(lab, balanced, data) as client:
+        assert client.closed(HEADER_S)

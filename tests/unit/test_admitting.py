@@ -72,3 +72,18 @@ def test_clients_leave_room_for_nodes_and_sites(connections_max: int, others: in
         assert node is not None
         comers.admissions.logged_in(node, Kind.OTHER)
     assert comers.ended == []
+
+
+def test_logins_behind_a_load_balancer_count_at_their_own_addresses() -> None:
+    """All would count as one host's, and the others' logins would make room for those of one client."""
+    comers = Comers(4)
+    for name, host in (("a", "one"), ("b", "many"), ("c", "many"), ("d", "other")):
+        arrival = comers.come(name, "balancer")
+        assert arrival is not None
+        comers.admissions.moved(arrival, host)
+    late = comers.come("e", "balancer")
+    assert late is not None
+    assert comers.ended == ["b"]
+    comers.admissions.logged_in(late, Kind.CLIENT)
+    comers.admissions.moved(late, "one")  # by a node that relays it, after its login had made room
+    assert comers.admissions.open == 4

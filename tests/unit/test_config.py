@@ -138,6 +138,8 @@ def test_sample_shows_the_true_defaults(tmp_path: Path) -> None:
         pytest.param("amqp://lrq", "http://lrq", ["broker.url", "amqp://USER:PASSWORD@HOST:PORT"], id="wrong scheme"),
         pytest.param("lrq:secret@", "", ["broker.url", "amqp://USER:PASSWORD@HOST:PORT"], id="url without a user"),
         pytest.param("lrq:secret@", "lrq@", ["broker.url", "amqp://USER:PASSWORD@HOST:PORT"], id="url without a password"),
+        pytest.param("[door]\n", '[door]\nproxy_protocol = ["10.0.0.5/24"]\n', ["door.proxy_protocol", "10.0.0.5/24", "network"], id="no network"),
+        pytest.param("[door]\n", '[door]\nwhen_backup = "relay"\n', ["door.when_backup", "'relay'", "'forward'"], id="no way with clients"),
         pytest.param(":5672", ":5672/shop", ["broker.url", "without a virtual host"], id="url with a virtual host"),
         pytest.param(":5672", ":5672?heartbeat=5", ["broker.url", "without a virtual host or options"], id="url with options"),
         pytest.param("127.0.0.1:8080", "8080", ["http.listen", "'8080'", "HOST:PORT"], id="listen without a host"),

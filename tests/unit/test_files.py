@@ -31,8 +31,9 @@ class Login:
     def __init__(self) -> None:
         self.admissions = AdmissionControl(10, 0)
         door: Any = SimpleNamespace(
-            config=DoorTable(listen="h:1"), admissions=self.admissions, counters={"connections": 0}, broker=None, user_of=lambda _: "", tls=None
-        )
+            config=DoorTable(listen="h:1"), admissions=self.admissions, counters={"connections": 0}, broker=None, user_of=lambda _: "", tls=None,
+            relay_target=lambda: None,
+        )  # fmt: skip
         arrival = self.admissions.come("h", lambda: None)
         assert arrival is not None
         self.client = ClientLogin(cast(Door, door), arrival)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from types import SimpleNamespace
 from typing import Any, cast
 
-from broker_plugin.door.admission import Admission
+from broker_plugin.door.admission import Admission, AdmissionControl
 from broker_plugin.door.listener import Listener
 
 
@@ -19,7 +20,8 @@ def test_who_asks_for_no_heartbeats_is_noticed_when_his_host_vanishes() -> None:
             made.append(transport)
 
     async def run() -> None:
-        listener = Listener(lambda *_: cast(Admission, object()), lambda _: None, lambda _: Protocol(), tls=None, handshake_timeout_s=1.0)
+        admitted = cast(Admission, SimpleNamespace(host="127.0.0.1"))
+        listener = Listener(lambda *_: admitted, AdmissionControl(1, 0), lambda *_: Protocol(), tls=None, handshake_timeout_s=1.0)
         await listener.listen("127.0.0.1", 0)
         with socket.create_connection(listener._sockets[0].getsockname()):
             while not made:

@@ -172,3 +172,42 @@ def test_a_producers_keys_are_found_without_a_look_at_all() -> None:
     assert known.of("app", "p7", keys) == ["%2F/app/p7", "lrq/app/p7"]
     assert Counted.looks == many + 1
     assert known.of("app", "p7", {"lrq/app/p7": 1}) == ["lrq/app/p7"]
+
+
+NODE = Credentials(b"lrq", b"between nodes")
+RELAYED = content_header.field(b"product", b"x")
+
+
+def relayed(address: str = "192.0.2.1:99", *, mechanism: str = "PLAIN", by: Credentials = NODE) -> sasl.StartOk:
+    answer = sasl.parse_start_ok(start_ok(RELAYED, mechanism, b"\0app\0secret"))
+    return sasl.parse_start_ok(b"\0\x0a\0\x0b" + sasl.relay(answer, Credentials(b"app", b"secret"), address, by))
+
+
+@pytest.mark.parametrize("mechanism", ["PLAIN", "AMQPLAIN", "EXTERNAL"])
+def test_a_relayed_login_claims_the_clients_address_and_is_the_clients_own(mechanism: str) -> None:
+    answer = relayed(mechanism=mechanism)
+    assert sasl.claimed_address(answer, NODE) == "192.0.2.1:99"
+    assert sasl.credentials(answer) == Credentials(b"app", b"secret")
+    assert b"between nodes" not in answer.properties
+    assert sasl.with_address(answer.properties, "") == RELAYED, "the broker sees no claim and no proof"
+
+
+def test_a_claim_without_its_proof_is_refused() -> None:
+    good = relayed()
+    proof = sasl.own_properties(good.properties)["lrq_relay_proof"].encode()
+
+    def claim(address: bytes, *proofs: bytes, response: bytes = good.response) -> sasl.StartOk:
+        fields = content_header.field(b"lrq_relayed", address) + b"".join(content_header.field(b"lrq_relay_proof", one) for one in proofs)
+        return sasl.parse_start_ok(start_ok(fields, "PLAIN", response))
+
+    assert sasl.claimed_address(claim(b"192.0.2.1:99", proof), NODE) == "192.0.2.1:99"
+    wrong = [
+        claim(b"192.0.2.1:99"), claim(b"192.0.2.1:99", b""), claim(b"192.0.2.1:98", proof), claim(b"192.0.2.1:99", b"0" * 64, proof),
+        claim(b"192.0.2.1:99", proof, response=b"\0other\0secret"),
+        relayed(by=Credentials(b"lrq", b"wrong")), relayed(by=Credentials(b"other", NODE.password)),
+        claim(b"\xff", b"\xff"),
+    ]  # fmt: skip
+    for answer in wrong:
+        with pytest.raises(frames.FrameError, match="for the nodes of this group"):
+            sasl.claimed_address(answer, NODE)
+    assert sasl.claimed_address(sasl.parse_start_ok(start_ok(RELAYED, "PLAIN", b"")), NODE) is None

@@ -257,6 +257,7 @@ FAMILIES = (
     ),
     # the door
     Family("lrq_connections", "gauge", "Clients' connections", _status("connections")),
+    Family("lrq_relayed_connections", "gauge", "Clients' connections that this backup relays to the primary", _status("relayed")),
     Family("lrq_channels", "gauge", "Clients' channels", _one(lambda s: s.channels)),
     Family("lrq_consumers", "gauge", "Clients' consumers", _one(lambda s: s.consumers)),
     Family("lrq_connections_opened_total", "counter", "Clients' connections that were opened", _door_counter("connections")),

@@ -22,6 +22,7 @@ from broker_plugin.amqp import encode
 from broker_plugin.amqp.reply_codes import NOT_ALLOWED
 from broker_plugin.apply.applier import Applier
 from broker_plugin.door.peer import PeerConnection
+from broker_plugin.door.relay import Primary
 from broker_plugin.log import codec
 from lrq_ha.errors import LrqError
 from lrq_ha.proto import lrq_pb2 as pb
@@ -60,6 +61,8 @@ class PeerServer:
         self._core = core
         self._node = core.node
         self._turning_away = turning_away
+        doors = {config.node.id: None, **{peer.id: config.door_address(peer.door, "/") for peer in config.peers}}
+        self._primaries = {number: Primary(number, config.names[number], door) for number, door in doors.items()}
         self._ends: dict[int, PeerConnection] = {}
         self._refused = (0.0, "")
         self._applier = applier
@@ -89,6 +92,11 @@ class PeerServer:
         if primary and primary != self._config.node.id:
             return f"node {me} is a backup; primary is {self._node.name(primary)}"
         return f"node {me} is {self._node.role.value} ({self._node.reason}); it serves no clients"
+
+    def primary(self) -> Primary | None:
+        """The primary, as far as this node knows; None if it knows none."""
+        primary = self._node.primary()
+        return self._primaries.get(primary) if primary else None
 
     def control(self, end: PeerConnection, body: bytes) -> None:
         """A control message of another node. Raises LrqError if the node is not of the group."""
