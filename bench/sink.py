@@ -28,7 +28,7 @@ SITES = ("west", "south")
 
 def p14(brokers: list[str], rows: int, rounds: int) -> Row:
     """Writes so many rows in each way, so many times, to a group of one node with two sites."""
-    from lrq_ha.spark.job import session
+    from lrq_ha.spark.session import session
 
     runs: list[dict[str, Any]] = []
     spark = session()

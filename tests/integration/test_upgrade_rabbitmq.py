@@ -15,12 +15,12 @@ from pathlib import Path
 
 import pika
 import pytest
+from frameworks import Framework, alive, start, write_programs
 from history import exactly
 from load import LOST, all_applied, command, consume, declare, depth, eventually, in_sync, is_too_slow, renew, set_up, told
 from managed import a_login, change, listed, login_url
 from patience import PATIENT_DOOR
 from renewals import publish
-from test_frameworks import Framework, alive, start, write_programs
 from traffic import Traffic
 
 from broker_plugin.definitions.objects import REPLICATED, canonical
