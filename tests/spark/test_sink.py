@@ -169,15 +169,20 @@ def test_refusals(spark: SparkSession, sites: Lab) -> None:
     assert received(sites, "refused") == []
 
 
+def log_of(checkpoint: Path) -> Path:
+    return checkpoint.with_suffix(".log")
+
+
 def start(lab: Lab, folder: Path, checkpoint: Path, client: str) -> subprocess.Popen[bytes]:
     arguments = [sys.executable, "-c", DRIVER, doors(lab), str(folder), str(checkpoint), client]
-    return subprocess.Popen(arguments, start_new_session=True, stderr=subprocess.PIPE)
+    with log_of(checkpoint).open("ab") as log:  # a pipe would fill, and hold Spark up
+        return subprocess.Popen(arguments, start_new_session=True, stderr=log)
 
 
 def kill(driver: subprocess.Popen[bytes]) -> None:
     """With the JVM and its Python workers."""
     os.killpg(driver.pid, signal.SIGKILL)
-    driver.communicate()
+    driver.wait()
 
 
 def committed(checkpoint: Path) -> int:
@@ -196,7 +201,7 @@ def lose_the_last_commit(checkpoint: Path) -> None:
 def until_committed(driver: subprocess.Popen[bytes], checkpoint: Path, batches: int) -> None:
     deadline = time.monotonic() + 300
     while committed(checkpoint) < batches:
-        assert driver.poll() is None, (driver.stderr or sys.stdin.buffer).read()[-3000:]
+        assert driver.poll() is None, log_of(checkpoint).read_text()[-3000:]
         assert time.monotonic() < deadline, f"{committed(checkpoint)} batches"
         time.sleep(0.1)
 
@@ -227,8 +232,7 @@ def test_each_row_once_through_failed_tasks_killed_drivers_a_failover_and_a_lost
     kill(second)
     lose_the_last_commit(checkpoint)
     third = start(sites, folder, checkpoint, "storm")
-    _, said = third.communicate(timeout=400)
-    assert third.returncode == 0, said[-3000:]
+    assert third.wait(400) == 0, log_of(checkpoint).read_text()[-3000:]
     found = eventually_received(sites, "storm", len(expected))
     assert Counter(found) == Counter(expected)
     for file in range(FILES):
