@@ -173,10 +173,24 @@ def log_of(checkpoint: Path) -> Path:
     return checkpoint.with_suffix(".log")
 
 
-def start(lab: Lab, folder: Path, checkpoint: Path, client: str) -> subprocess.Popen[bytes]:
-    arguments = [sys.executable, "-c", DRIVER, doors(lab), str(folder), str(checkpoint), client]
-    with log_of(checkpoint).open("ab") as log:  # a pipe would fill, and hold Spark up
-        return subprocess.Popen(arguments, start_new_session=True, stderr=log)
+Start = Callable[[Lab, Path, Path, str], "subprocess.Popen[bytes]"]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """start(lab, folder, checkpoint, client name) starts a driver, which does not outlive the test."""
+    drivers: list[subprocess.Popen[bytes]] = []
+
+    def begin(lab: Lab, folder: Path, checkpoint: Path, client: str) -> subprocess.Popen[bytes]:
+        arguments = [sys.executable, "-c", DRIVER, doors(lab), str(folder), str(checkpoint), client]
+        with log_of(checkpoint).open("ab") as log:  # a pipe would fill, and hold Spark up
+            drivers.append(subprocess.Popen(arguments, start_new_session=True, stderr=log))
+        return drivers[-1]
+
+    yield begin
+    for driver in drivers:
+        if driver.poll() is None:
+            kill(driver)
 
 
 def kill(driver: subprocess.Popen[bytes]) -> None:
@@ -208,7 +222,7 @@ def until_committed(driver: subprocess.Popen[bytes], checkpoint: Path, batches: 
 
 @pytest.mark.full
 @pytest.mark.timeout(900)
-def test_each_row_once_through_failed_tasks_killed_drivers_a_failover_and_a_lost_commit(sites: Lab, tmp_path: Path) -> None:
+def test_each_row_once_through_failed_tasks_killed_drivers_a_failover_and_a_lost_commit(sites: Lab, start: Start, tmp_path: Path) -> None:
     """Three drivers start in turn, and each batch takes a new Python process or two: two minutes on an idle machine."""
     folder, checkpoint = tmp_path / "in", tmp_path / "checkpoint"
     folder.mkdir()
