@@ -42,9 +42,10 @@ async def read_broker(config: Config, vhosts: Sequence[str]) -> Broker | Unread:
         why = f"its broker has not done within {TRIAL_TIMEOUT_S:g} s what a sidecar needs: in an alarm it takes no publishes"
         return Unread(why, "rabbitmq-diagnostics check_alarms")
     except AuthenticationFailed as error:
+        exists = f"rabbitmqctl -q list_users | cut -f1 | grep -qx {user}"
         return Unread(
             f"{error.what}. The command asks for the password, which is that of broker.url",
-            f"rabbitmqctl change_password {user} || rabbitmqctl add_user {user}",
+            f"if {exists}; then rabbitmqctl change_password {user}; else rabbitmqctl add_user {user}; fi",
         )
     except LrqError as error:
         return Unread(str(error))
