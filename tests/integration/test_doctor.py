@@ -224,7 +224,7 @@ def test_a_fault_is_found(lab: Lab, case: str, tmp_path: Path) -> None:
 
 @pytest.mark.full
 def test_before_the_first_start(broker_version: str, new_lab: Callable[..., Lab], tmp_path: Path) -> None:
-    """A broker as it was installed: each hint, run as printed, until nothing fails."""
+    """A broker as it was installed: each hint, run as printed, until nothing fails. A dozen runs of rabbitmqctl take a minute."""
     lab = new_lab({"east": 2}, broker=broker_version, brokers_only=True, plugins=PLUGINS)
     lab.up()
     config = lab.nodes["e1"].config
