@@ -130,6 +130,11 @@ class MissingRight:
     no_vhost: bool = False
 
 
+def lack_vhost(vhost: str, user: str) -> MissingRight:
+    """A vhost does not exist."""
+    return MissingRight(f"its broker has no vhost '{vhost}'", f"rabbitmqctl add_vhost {quote(vhost)} && {grant(vhost, user)}", no_vhost=True)
+
+
 async def try_rights(broker: Address, vhost: str, connection: Connection | None = None) -> tuple[MissingRight | None, Connection | None]:
     """Tries out whether a user may do in a vhost all that applying the log needs.
 
@@ -150,7 +155,7 @@ async def try_rights(broker: Address, vhost: str, connection: Connection | None 
         if connection is None or connection.error is not None:
             connection = await open_vhost(broker, vhost)
     except VhostNotFound:
-        return MissingRight(f"its broker has no vhost '{vhost}'", f"rabbitmqctl add_vhost {quote(vhost)} && {todo}", no_vhost=True), None
+        return lack_vhost(vhost, user), None
     except ConnectionLimit:
         raise
     except AccessRefused:

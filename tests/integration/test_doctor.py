@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import pika
@@ -223,7 +224,7 @@ def test_a_fault_is_found(lab: Lab, case: str, tmp_path: Path) -> None:
 
 @pytest.mark.full
 def test_before_the_first_start(broker_version: str, new_lab: Callable[..., Lab], tmp_path: Path) -> None:
-    """A broker as it was installed: each hint, run as printed, until nothing fails."""
+    """A broker as it was installed: each hint, run as printed, until nothing fails. A dozen runs of rabbitmqctl take a minute."""
     lab = new_lab({"east": 2}, broker=broker_version, brokers_only=True, plugins=PLUGINS)
     lab.up()
     config = lab.nodes["e1"].config
@@ -259,3 +260,25 @@ def test_plugins_of_one_broker_only(lab: Lab, tmp_path: Path) -> None:
     finally:
         run_hint(lab, "e2", found[0].finding.command, tmp_path)
     eventually("it is mended", lambda: not bad(config, "management"))
+
+
+#: Other kinds of nodes, and the checks that are not ok there. The certificates of a lab are valid for 30 days.
+KINDS: dict[str, tuple[dict[str, Any], set[str]]] = {
+    "tls": ({"tls": True}, {"certificates", "etcd"}),
+    "etcd": ({"coordination": {}}, set()),
+    "proxy protocol": ({"proxy_protocol": True}, {"clients", "etcd"}),
+}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_sound_node_of_another_kind(broker_version: str, new_lab: Callable[..., Lab], kind: str) -> None:
+    options, not_ok = KINDS[kind]
+    with new_lab({"east": 2}, broker=broker_version, plugins=PLUGINS, **options) as lab:
+        in_sync(lab)
+        config = lab.nodes["e1"].config
+        wrong = {each.check: each.finding for each in examine(config) if each.finding.level is not Level.OK}
+        assert set(wrong) - {"open-files", "memory"} == not_ok, wrong
+        if lab.etcd:
+            lab.kill("etcd")
+            assert [each.finding.level for each in bad(config, "etcd")] == [Level.WARN, Level.FAIL]

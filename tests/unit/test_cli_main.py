@@ -121,7 +121,7 @@ def test_a_file_with_passwords_that_others_may_read(
     """The check and the start say so, and go on."""
     monkeypatch.setattr(logging.root, "handlers", [])
     monkeypatch.setattr(logging.root, "level", logging.WARNING)
-    monkeypatch.setattr(process, "run", lambda config: 0)
+    monkeypatch.setattr(process, "run", lambda config, file: 0)
     file = tmp_path / "e1.toml"
     file.write_text(sample())
     said = f"{file} holds secrets, and other users may use it (its mode is {{}}): run: chmod go-rwx {file}\n"

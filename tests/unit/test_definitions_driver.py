@@ -131,7 +131,7 @@ def test_a_management_that_is_down_changes_nothing_and_is_told(rig: Rig) -> None
     rig.has(HAS)
     rig.broker.down = True
     assert rig.look() == 0
-    assert rig.definitions.trouble() == "it is down"
+    assert rig.definitions.trouble() == "it is down: users and policies are not replicated; run: rabbitmq-plugins enable rabbitmq_management"
     rig.broker.down = False
     rig.look()
     assert (rig.definitions.trouble(), rig.broker.has) == ("", HAS)
@@ -170,7 +170,7 @@ def test_a_backup_follows_entry_by_entry_and_makes_up_for_what_it_has_missed(rig
     rig.broker.down = True
     rig.note(next(entries_of(Changes({OTHER: EMPTY}, frozenset({USER, RIGHTS})), REPLICATED)))
     asyncio.run(rig.definitions.apply(rig.entries[1], 2))
-    assert rig.definitions.trouble() == "it is down"
+    assert rig.definitions.trouble() == "it is down: users and policies are not replicated; run: rabbitmq-plugins enable rabbitmq_management"
     rig.broker.down = False
     rig.look()
     assert rig.broker.has.keys() == HAS.keys() - {SHOVEL, USER, RIGHTS} | {OTHER}
@@ -224,5 +224,7 @@ def test_what_is_told_has_no_values(rig: Rig) -> None:
     assert told is not None
     assert (told["objects"], told["differing"], told["named"], told["held_back"]) == (5, 1, ["user 'other'"], 1)
     assert asyncio.run(rig.definitions.compare()) == [{"object": "user 'other'", "how": "is here only"}]
-    assert asyncio.run(rig.definitions.names()) == {"node": "e1", "vhosts": ["shop"], "users": {"app": [], "other": []}}
+    assert asyncio.run(rig.definitions.names()) == {
+        "node": "e1", "vhosts": ["shop"], "users": {"app": [], "other": []}, "plugins": ["rabbitmq_management"]
+    }  # fmt: skip
     assert "secret" not in f"{told} {rig.definitions.trouble()}"

@@ -63,6 +63,9 @@ class Broker(Management):
         self.asked.append(("delete", key))
         self.has.pop(key, None)
 
+    async def plugins(self) -> list[str]:
+        return ["rabbitmq_management"]
+
     async def enter(self, vhost: str) -> None:
         self._up()
         self.entered.add(vhost)

@@ -13,9 +13,9 @@ from typing import Any
 
 from broker_plugin.amqp.address import Address
 from broker_plugin.amqp.connection import Connection
-from broker_plugin.amqp.errors import AuthenticationFailed, ChannelClosed
+from broker_plugin.amqp.errors import AccessRefused, AuthenticationFailed, ChannelClosed, VhostNotFound
 from broker_plugin.amqp.reply_codes import PRECONDITION_FAILED
-from broker_plugin.apply.broker_rights import MissingRight, try_rights
+from broker_plugin.apply.broker_rights import MissingRight, lack_vhost, try_rights
 from broker_plugin.definitions.management import Management, ManagementUnavailable
 from lrq_ha.errors import LrqError
 from lrq_ha.routing.names import ROUTING_VHOST
@@ -42,9 +42,10 @@ async def read_broker(config: Config, vhosts: Sequence[str]) -> Broker | Unread:
         why = f"its broker has not done within {TRIAL_TIMEOUT_S:g} s what a sidecar needs: in an alarm it takes no publishes"
         return Unread(why, "rabbitmq-diagnostics check_alarms")
     except AuthenticationFailed as error:
+        exists = f"rabbitmqctl -q list_users </dev/null | cut -f1 | grep -qx {user}"
         return Unread(
             f"{error.what}. The command asks for the password, which is that of broker.url",
-            f"rabbitmqctl change_password {user} || rabbitmqctl add_user {user}",
+            f"if {exists}; then rabbitmqctl change_password {user}; else rabbitmqctl add_user {user}; fi",
         )
     except LrqError as error:
         return Unread(str(error))
@@ -52,8 +53,15 @@ async def read_broker(config: Config, vhosts: Sequence[str]) -> Broker | Unread:
 
 async def _try_out(address: Address, vhosts: Sequence[str], message_bytes_max: int) -> Broker:
     version, missing, stream, refused = "", dict[str, MissingRight | None](), None, 0
+    try:
+        first: Connection | None = await Connection.open(address)
+    except VhostNotFound:  # the others are tried when it is there: RabbitMQ 4 denies all of them while it starts
+        return Broker("", {ROUTING_VHOST: lack_vhost(ROUTING_VHOST, address.user)}, None)
+    except AccessRefused:
+        first = None
     for vhost in (ROUTING_VHOST, *vhosts):
-        missing[vhost], connection = await try_rights(address, vhost)
+        missing[vhost], connection = await try_rights(address, vhost, first)
+        first = None
         if connection is None:
             continue
         try:
