@@ -99,15 +99,22 @@ class Register:
         found = await self._etcd.read_all(f"{self._folder}/history/")
         try:
             return [dict(json.loads(each.value)) for _, each in found]
-        except ValueError as error:
+        except (ValueError, TypeError) as error:
             raise self._malformed(error) from error
 
     async def recovered(self, epoch: int, steps: Mapping[str, int]) -> None:
-        """Adds the steps of the recovery of an epoch, in milliseconds, to the history, and drops its oldest epochs. Raises EtcdError."""
+        """Adds the steps of the recovery of an epoch, in milliseconds, to the history, and drops its oldest epochs.
+
+        Raises:
+            EtcdError, MalformedInput: It may not be so.
+        """
         found = dict(await self._etcd.read_all(f"{self._folder}/history/"))
         key = self._history_key(epoch)
         if (entry := found.get(key)) is not None:
-            told = json.loads(entry.value) | {"steps": dict(steps)}
+            try:
+                told = json.loads(entry.value) | {"steps": dict(steps)}
+            except (ValueError, TypeError) as error:
+                raise self._malformed(error) from error
             await self._etcd.change({key: entry.revision}, {key: (json.dumps(told).encode(), 0)}, ())
         if len(found) > HISTORY_MAX:
             await self._etcd.delete_before(f"{self._folder}/history/", sorted(found)[-HISTORY_MAX])

@@ -257,9 +257,7 @@ class RegisterDriver:
             found = await self._register.read()
             self._coordination.noted(found)
             self._core.feed(RegisterRead(found.view(self._log_id)))
-            if self._recovered is not None:
-                await self._register.recovered(*self._recovered)
-                self._recovered = None
+            await self._complete_history()
         except LeaseGone:
             pass  # the core sees that the key is gone, or the change is repeated with a new lease
         except LrqError as error:
@@ -267,6 +265,15 @@ class RegisterDriver:
             self._core.feed(RegisterRead(None))
             if not isinstance(error, EtcdAway):
                 await asyncio.sleep(self._third_s)
+
+    async def _complete_history(self) -> None:
+        """Once for each recovery: the history is for people, and no reason to count etcd as away."""
+        if self._recovered is not None:
+            (epoch, steps), self._recovered = self._recovered, None
+            try:
+                await self._register.recovered(epoch, steps)
+            except LrqError as error:
+                log.warning("the history in etcd lacks the steps of this recovery: %s", error)
 
     async def _renew(self) -> None:
         try:
