@@ -43,11 +43,13 @@ class RawClient:
         login: bool = True,
         context: ssl.SSLContext | None = None,
         source: str = "",
+        first: bytes = b"",
         channel_max: int = 2_047,
     ) -> None:
         parts = urlsplit(url)
         self.socket = socket.create_connection((parts.hostname or "", parts.port or 0), TIMEOUT_S, (source, 0) if source else None)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.socket.sendall(first)  # before TLS
         if context is not None:
             self.socket = context.wrap_socket(self.socket, server_hostname=parts.hostname)
         self.got: list[tuple[int, int, bytes]] = []

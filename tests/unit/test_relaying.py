@@ -72,7 +72,7 @@ class Relayed:
         address = Address("127.0.0.1", server.sockets[0].getsockname()[1], "lrq", "between")
         self.leads = Primary(2, "e2", address)
         port = next(free_ports())
-        config = Config.model_validate(tomllib.loads(MINIMAL))
+        config = Config.model_validate(tomllib.loads(MINIMAL.replace("5672", str(next(free_ports())))))  # no broker is there
         table = config.door.model_copy(update={"when_backup": "forward", "listen": f"127.0.0.1:{port}", **limits})
         self.door = door = Door(replace(config.door_settings, limits=table))
         door.broker_start = START[7:-1]
@@ -289,5 +289,31 @@ def test_a_client_that_gives_up_leaves_nothing() -> None:
                 await asyncio.sleep(0.01)
             primary.writer.transport.abort()
         assert len(it.door.relays) == 1
+
+    relayed(body)
+
+
+@pytest.mark.parametrize("properties", [{"lrq_node": 3}, {"lrq_site": "west"}, {"lrq_relayed": "192.0.2.1:5"}])
+def test_a_node_a_site_and_a_client_that_was_relayed_already_are_not_relayed(properties: dict[str, Any]) -> None:
+    async def body(it: Relayed) -> None:
+        client = Wire(*await asyncio.open_connection(*it.client.writer.get_extra_info("peername")))
+        client.writer.write(frames.PROTOCOL_HEADER)
+        await client.expect(START)
+        client.writer.write(encode.method_frame(0, commands.Connection.StartOk(properties, "PLAIN", "\0app\0secret", "en_US")))
+        assert await client.closes() == "the broker beside this sidecar does not answer"
+        assert it.accepted.empty()
+
+    relayed(body)
+
+
+def test_a_client_is_refused_by_a_login_here_where_the_primary_does_not_answer() -> None:
+    async def body(it: Relayed) -> None:
+        client = Wire(*await asyncio.open_connection(*it.client.writer.get_extra_info("peername")))
+        client.writer.write(frames.PROTOCOL_HEADER)
+        await client.expect(START)
+        client.writer.write(START_OK)
+        primary = await it.accepted.get()
+        primary.writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        assert await client.closes() == "the broker beside this sidecar does not answer"
 
     relayed(body)
