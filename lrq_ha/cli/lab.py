@@ -147,7 +147,7 @@ def _for_spark(lab: Lab) -> str:
     """The doors of each site that receives, as docs/spark/index.md uses them."""
     groups = dict.fromkeys(node.group for node in lab.nodes.values() if node.sidecar_pid is not None)
     doors = {group: ",".join(node.door for node in lab.nodes.values() if node.group == group) for group in list(groups)[1:]}
-    rows = [(f"export LRQ_NODES={addresses}", f"what {group} receives") for group, addresses in doors.items()]
+    rows = [(f"export LRQ_NODES={addresses}", f"# what {group} receives") for group, addresses in doors.items()]
     return f"\n\nFor Spark:\n{_table(rows)}" if rows else ""
 
 

@@ -35,7 +35,7 @@ def environment(tmp_path: Path) -> Iterator[dict[str, str]]:
         lab = subprocess.Popen(command, stdout=output, stderr=output, cwd=tmp_path, env=first, preexec_fn=end_with_parent)
     try:
         deadline = time.monotonic() + LAB_TIMEOUT_S
-        while not (found := re.search(r"^ *export (LRQ_NODES)=(\S+) +what west receives$", log.read_text(), re.MULTILINE)):
+        while not (found := re.search(r"^ *export (LRQ_NODES)=(\S+) +# what west receives$", log.read_text(), re.MULTILINE)):
             assert lab.poll() is None, log.read_text()
             assert time.monotonic() < deadline, log.read_text()
             time.sleep(0.2)
