@@ -26,7 +26,7 @@ from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.spark.job import session
 from lrq_ha.spark.pipeline import store
 from lrq_ha.spark.pipeline.config import Config
-from lrq_ha.spark.pipeline.run import SETTINGS, Job
+from lrq_ha.spark.pipeline.run import Job
 
 from .measure import Figure, Row, note, until
 from .received import ReceiveQueue, spark_cpu_s, transaction
@@ -48,7 +48,7 @@ class Plan:
     memory: str = "4g"
 
 
-SHORT = Plan(rows=200_000, deltas=(10_000, 50_000), rounds=2, memory="1g")
+SHORT = Plan(rows=200_000, deltas=(10_000, 50_000), rounds=1, memory="1g")
 
 
 def p12(brokers: list[str], plan: Plan) -> Row:
@@ -80,7 +80,7 @@ def _measure(queue: ReceiveQueue, folder: Path, plan: Plan) -> list[dict[str, An
 
     queue.fill(_snapshot(numbers, plan.rows))
     steps = [("snapshot", plan.rows), *(("delta", rows) for _ in range(plan.rounds) for rows in plan.deltas)]
-    with session(memory=plan.memory, settings=SETTINGS) as spark:
+    with session(memory=plan.memory) as spark:
         for turn, (step, rows) in enumerate(steps):
             if step == "delta":
                 change(rows)

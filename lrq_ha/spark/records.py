@@ -22,7 +22,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, json_format, messag
 from google.protobuf.message import Message
 from pyspark.sql import Column
 from pyspark.sql import functions as F
-from pyspark.sql.pandas.functions import arrow_udf
+from pyspark.sql.pandas.functions import ArrowUDFType, arrow_udf
 
 from lrq_ha.errors import LrqError
 from lrq_ha.spark.decode import PUT, Decoder, content_of, decode_debezium_json, decode_lrq_json
@@ -93,7 +93,7 @@ def _decoder(form: str, about: Any, reader: Callable[[Any], Read], layout: Decod
         found = [_text(payload, read) for payload in payloads.to_pylist()]
         return pa.StructArray.from_arrays([pa.array([one[part] for one in found], pa.string()) for part in (0, 1)], ["text", "error"])
 
-    convert = arrow_udf(to_text, RECORD_TEXT)
+    convert = arrow_udf(to_text, RECORD_TEXT, ArrowUDFType.SCALAR)
 
     def decode(payload: Column) -> Column:
         record = convert(payload)

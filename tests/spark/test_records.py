@@ -151,7 +151,7 @@ def test_records_of_debezium_and_of_registries(spark: SparkSession, tmp_path: Pa
 
 def section(decode: dict[str, str]) -> Any:
     table = {"t": {"schema": "k INT", "key": ["k"]}}
-    source = {"nodes": "amqp://u:p@h:1", "subscribe": "q"}
+    source = {"nodes": "amqp://u:p@h:1", "subscribe": "LRQ_Recv_c_east"}
     return Config.model_validate({"source": source, "decode": decode, "tables": table, "sink": {"path": "/x"}}).decode
 
 

@@ -19,7 +19,8 @@ import os
 import socket
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -51,6 +52,12 @@ QUARANTINED = {
     QUEUE: "string", "epoch": "bigint", "sequence": "bigint", "index": "int", "number": "int", "error": "string", "payload": "binary",
 }  # fmt: skip
 STAGED_FOLDER, QUARANTINE = "_staged", "_quarantine"
+#: Of Spark, while a batch is applied.
+SETTINGS = {
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",  # as all readers know them, for all years
+    "spark.sql.maxConcurrentOutputFileWriters": "16",  # rows of few files need no sort
+    "spark.sql.sources.parallelPartitionDiscovery.threshold": "1000",  # files that a version names are looked up without a Spark job
+}
 FAILFAST = {"mode": "FAILFAST"}
 POSITION = "STRUCT<epoch: BIGINT, sequence: BIGINT>"
 #: What says where a row stands in its queue.
@@ -157,6 +164,14 @@ class TableWriter:
             PathTaken: Another job has committed meanwhile. This writer is of no more use.
             DeltaFailed: The version is made, and a Delta table cannot follow it.
         """
+        with _using(entries.sparkSession, SETTINGS):
+            applied = self._apply(entries, query, batch)
+        if applied:
+            self.manifest = applied.manifest
+            self._publish()
+        return applied
+
+    def _apply(self, entries: DataFrame, query: str | None, batch: int | None) -> Applied | None:
         changes = self._decode(entries).persist(StorageLevel.MEMORY_AND_DISK)
         try:
             summary = summarize_changes(changes)
@@ -172,12 +187,10 @@ class TableWriter:
                     f"A payload cannot be applied: {summary.bad.first}; {summary.bad.count} in this batch",
                     todo='Correct the table or the sender, or set on_bad_record = "quarantine" in [run]',
                 )
-            applied = _Version(entries.sparkSession, self._path, self.manifest, self._tables, self._settings, changes, summary).write(query, batch)
+            version = _Version(entries.sparkSession, self._path, self.manifest, self._tables, self._settings, changes, summary)
+            return version.write(query, batch)
         finally:
             changes.unpersist()
-        self.manifest = applied.manifest
-        self._publish()
-        return applied
 
     def summarize_batch(self, entries: DataFrame) -> Changes:
         """What entries would change; nothing is written."""
@@ -238,6 +251,18 @@ def _where_position(entries: DataFrame, positions: Mapping[str, Position], holds
     through = _literal_frame(entries.sparkSession, rows, f"{QUEUE}: STRING, _through: {POSITION}")
     kept = F.col("_through").isNull() | holds(F.struct("epoch", "sequence"), F.col("_through"))
     return entries.join(F.broadcast(through), QUEUE, "left").where(kept).drop("_through")
+
+
+@contextmanager
+def _using(spark: SparkSession, settings: Mapping[str, str]) -> Iterator[None]:
+    before = {name: spark.conf.get(name) for name in settings}
+    for name, value in settings.items():
+        spark.conf.set(name, value)
+    try:
+        yield
+    finally:
+        for name, had in before.items():
+            spark.conf.set(name, str(had))
 
 
 def _literal_frame(spark: SparkSession, rows: Sequence[Mapping[str, object]], schema: str) -> DataFrame:

@@ -33,13 +33,16 @@ def check_tables(path: Path, tables: Iterable[Table]) -> None:
     """Whether Delta tables can have these definitions.
 
     Raises:
-        SchemaChanged: One has a type or a name that Delta does not have, or a type that became wider.
+        SchemaChanged: One has a name or a type that Delta does not have, or a type that became wider.
     """
     for table in tables:
         check_columns(table)
         wanted = _fields(_schema(table.stored))
-        folder = store.table_folder(path, table.name)
-        had = _fields(DeltaTable(folder).schema()) if DeltaTable.is_deltatable(str(folder)) else {}
+        place = str(store.table_folder(path, table.name))
+        if "%" in place:
+            todo = "Rename the table or the path: delta-rs reads no paths with %, which stands for all but letters, digits and _.-~"
+            raise SchemaChanged(f"Table {table.name} has the folder {place}", todo=todo)
+        had = _fields(DeltaTable(place).schema()) if DeltaTable.is_deltatable(place) else {}
         for name, kind in had.items():
             if wanted.get(name, kind) != kind:
                 raise SchemaChanged(
@@ -76,7 +79,8 @@ def publish_version(path: Path, manifest: Manifest) -> None:
         try:
             found[name] = publish_table(folder, path, table, manifest)
         except (DeltaError, OSError) as error:
-            raise DeltaFailed(f"The Delta log of {folder} cannot follow version {manifest.version}: {error}") from error
+            why = " ".join(str(error).split())
+            raise DeltaFailed(f"The Delta log of {folder} cannot follow version {manifest.version}: {why}") from error
     store.write_delta_versions(path, manifest.version, found)
 
 
@@ -85,7 +89,7 @@ def publish_table(folder: Path, path: Path, table: TableState, manifest: Manifes
     wanted = {str((path / file.path).relative_to(folder)): file for file in table.files}
     schema = _schema({QUEUE: "string", **table.columns})
     for attempt in range(ATTEMPTS):
-        log = DeltaTable.create(folder, schema, mode="ignore", name=folder.name)
+        log = DeltaTable.create(folder, schema, mode="ignore")
         add_columns(log, schema)
         applied = log.transaction_version(manifest.pipeline)
         had = dict(zip(*(log.get_add_actions(flatten=True)[name].to_pylist() for name in ("path", "size_bytes")), strict=True))

@@ -40,19 +40,14 @@ from lrq_ha.spark.tables import COLUMNS_NEEDED
 
 CLEANING_INTERVAL_S = 60.0
 NOWHERE: Mapping[str, Position] = {}
-SETTINGS = {
-    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",  # as all readers know them, for all years
-    "spark.sql.maxConcurrentOutputFileWriters": "16",  # rows of few files need no sort
-    "spark.sql.sources.parallelPartitionDiscovery.threshold": "1000",  # files that a version names are looked up without a Spark job
-}
 
 
 def open_session(config: Config) -> SparkSession:
     """Spark, with the settings of [spark]: of spark-submit or of [spark] spark.master, else in this process."""
     if "PYSPARK_GATEWAY_PORT" not in os.environ and "spark.master" not in config.spark:
-        return session(settings={**SETTINGS, **config.spark})
+        return session(settings=config.spark)
     builder = SparkSession.builder.appName("lrq-ha-pipeline").config("spark.sql.session.timeZone", "UTC")
-    for name, value in ({**SETTINGS, **config.spark}).items():
+    for name, value in config.spark.items():
         builder = builder.config(name, value)
     spark = builder.getOrCreate()
     register(spark)
