@@ -145,6 +145,7 @@ def test_a_delta_table_that_another_process_changes(spark: SparkSession, tmp_pat
     versions = together(tmp_path, 2)
     assert versions["t"] > versions["u"]
     delta_tables.publish_version(tmp_path, old.manifest)
+    assert together(tmp_path, 1) == {"t": 1, "u": 1}
     assert delta_rows(tmp_path) == rows_at(spark, tmp_path)
     with pytest.raises(PathTaken):
         late.apply_batch(frame(spark, {"q": [puts(2, a=3)]}))

@@ -58,6 +58,8 @@ def check_columns(table: Table) -> None:
         todo = "Rename it: column names of Delta have no spaces, and none of ,;{}()="
         raise SchemaChanged(f"Table {table.name} has the column {refused[0]!r}", todo=todo)
     try:
+        if any("interval" in kind for kind in table.columns.values()):  # which delta-rs takes, and no reader knows
+            raise ValueError("interval")
         _schema(table.stored)
     except (DeltaError, ValueError) as error:
         raise SchemaChanged(f"Table {table.name} has a type that Delta does not have: {error}", todo='Use another, or format = "parquet"') from error
@@ -81,11 +83,17 @@ def publish_version(path: Path, manifest: Manifest) -> None:
         except (DeltaError, OSError) as error:
             why = " ".join(str(error).split())
             raise DeltaFailed(f"The Delta log of {folder} cannot follow version {manifest.version}: {why}") from error
-    store.write_delta_versions(path, manifest.version, found)
+    versions = {name: version for name, version in found.items() if version is not None}
+    if versions.keys() == manifest.tables.keys():
+        store.write_delta_versions(path, manifest.version, versions)
 
 
-def publish_table(folder: Path, path: Path, table: TableState, manifest: Manifest) -> int:
-    """Commits a table's files of a version to its log, if it has others. Returns the version of the Delta table."""
+def publish_table(folder: Path, path: Path, table: TableState, manifest: Manifest) -> int | None:
+    """Commits a table's files of a version to its log, if it has others.
+
+    Returns:
+        The version of the Delta table; None if another job has committed a newer version than this one.
+    """
     wanted = {str((path / file.path).relative_to(folder)): file for file in table.files}
     schema = _schema({QUEUE: "string", **table.columns})
     for attempt in range(ATTEMPTS):
@@ -93,7 +101,9 @@ def publish_table(folder: Path, path: Path, table: TableState, manifest: Manifes
         add_columns(log, schema)
         applied = log.transaction_version(manifest.pipeline)
         had = dict(zip(*(log.get_add_actions(flatten=True)[name].to_pylist() for name in ("path", "size_bytes")), strict=True))
-        if (applied is not None and applied > manifest.version) or had.keys() == wanted.keys():
+        if applied is not None and applied > manifest.version:
+            return None
+        if had.keys() == wanted.keys():
             return log.version()
         now = int(time.time() * 1000)
         removed = [RemoveAction(name, True, now, size=size) for name, size in had.items() if name not in wanted]
