@@ -9,7 +9,24 @@ from collections.abc import Callable
 from lrq_ha.errors import LrqError
 from lrq_ha.lab import brokers
 
-from . import consuming, failover, joining, latency, matrix, outstanding, receiving, rivals, scale, sessions, sink, sites, takeover, throughput
+from . import (
+    consuming,
+    failover,
+    joining,
+    latency,
+    matrix,
+    outstanding,
+    reading,
+    receiving,
+    rivals,
+    scale,
+    sessions,
+    sink,
+    sites,
+    tables,
+    takeover,
+    throughput,
+)
 from .measure import Row, note
 
 #: Runs a row on these RabbitMQ series, shortly or in full.
@@ -25,9 +42,14 @@ ROWS: dict[str, Callable[[list[str], bool], Row]] = {
     "P4S": lambda _, short: sessions.p4s(sessions.SHORT_TRANSACTIONS if short else sessions.TRANSACTIONS),
     "P5": lambda series, short: failover.p5(series, (0, 10_000) if short else failover.BACKLOGS, 2 if short else 6),
     "P6": lambda _, short: outstanding.p6(outstanding.SHORT_MESSAGES if short else outstanding.MESSAGES),
+    "P7": lambda series, short: reading.p7(series, reading.SHORT if short else reading.Plan()),
+    "P7K": lambda series, short: reading.p7k(series, reading.SHORT if short else reading.Plan()),
+    "P7M": lambda series, short: reading.p7m(series, reading.SHORT if short else reading.Plan()),
+    "P7S": lambda series, short: reading.p7s(series, reading.SHORT if short else reading.Plan()),
     "P9": lambda series, short: scale.p9(series, scale.SHORT if short else scale.Plan()),
     "P10": lambda series, short: joining.p10(series, joining.SHORT if short else joining.Plan()),
     "P11": lambda series, short: receiving.p11(series, receiving.SHORT_ENTRIES if short else receiving.ENTRIES, 1 if short else 3),
+    "P12": lambda series, short: tables.p12(series, tables.SHORT if short else tables.Plan()),
     "P13": lambda series, short: takeover.p13(series, 2 if short else 10),
     "P14": lambda series, short: sink.p14(series, sink.SHORT_ROWS if short else sink.ROWS, 1 if short else 3),
 }

@@ -26,9 +26,9 @@ Decoder = Callable[[Column], Column]
 
 
 def decode_lrq_json(payload: Column) -> Column:
-    """{"table": "flights", "op": "put", "rows": [{…}, …]}; `op` may be left out, "truncate" needs no rows."""
+    """{"table": "flights", "op": "put", "rows": [{…}, …]}; `op` may be left out or empty, and in capitals, "truncate" needs no rows."""
     found = F.from_json(payload.cast("string"), f"table STRING, op STRING, rows ARRAY<STRING>, {CORRUPT} STRING", PERMISSIVE)
-    op = F.coalesce(found["op"], F.lit(PUT))
+    op = F.coalesce(F.nullif(F.lower(found["op"]), F.lit("")), F.lit(PUT))
     error = (
         F.when(found.isNull() | found[CORRUPT].isNotNull(), "it is not JSON of the form {table, op, rows}")
         .when(found["table"].isNull(), "it names no table")
@@ -36,7 +36,7 @@ def decode_lrq_json(payload: Column) -> Column:
         .when((op != TRUNCATE) & found["rows"].isNull(), "it has no rows")
     )
     rows = F.when(op != TRUNCATE, found["rows"])
-    return _content(found["table"], op, rows, error)
+    return content_of(found["table"], op, rows, error)
 
 
 _DEBEZIUM = "before STRING, after STRING, op STRING, source STRUCT<schema STRING, table STRING>"
@@ -60,11 +60,12 @@ def decode_debezium_json(payload: Column) -> Column:
         .when(op.isNull(), F.concat(F.lit("its op is "), F.coalesce(event["op"], F.lit("missing")), F.lit(", and not c, u, r, d or t")))
         .when((op != TRUNCATE) & row.isNull(), F.when(op == PUT, "it has no after").otherwise("it has no before (in PostgreSQL: replica identity)"))
     )
-    return _content(event["source"]["table"], op, F.when(row.isNotNull(), F.array(row)), error)
+    return content_of(event["source"]["table"], op, F.when(row.isNotNull(), F.array(row)), error)
 
 
 DECODERS: Mapping[str, Decoder] = {"lrq-json": decode_lrq_json, "debezium-json": decode_debezium_json}
 
 
-def _content(table: Column, op: Column, rows: Column, error: Column) -> Column:
+def content_of(table: Column, op: Column, rows: Column, error: Column) -> Column:
+    """What a decoder returns."""
     return F.struct(table.alias("table"), op.alias("op"), rows.alias("rows"), error.cast("string").alias("error"))

@@ -11,11 +11,11 @@ from random import Random
 from typing import Any
 
 import pytest
-from pipeline_model import DELTA, SCHEMA, Model, Rows, Transaction, cut, random_history
+from pipeline_model import DELTA, PART, SCHEMA, Model, Rows, Transaction, cut, random_history
 from pyspark.sql import DataFrame, SparkSession
 
 from lrq_ha.spark import tables_at
-from lrq_ha.spark.pipeline import store
+from lrq_ha.spark.pipeline import apply, store
 from lrq_ha.spark.pipeline.apply import Settings, TableWriter
 from lrq_ha.spark.pipeline.errors import BadRecord, NoVersion, PathTaken, SchemaChanged
 from lrq_ha.spark.pipeline.spec import Table
@@ -43,12 +43,17 @@ def delta(sequence: int, *payloads: tuple[str, str, Sequence[tuple[str, int]]]) 
     return Transaction(DELTA, 257, sequence, tuple((table, op, tuple(rows)) for table, op, rows in payloads))
 
 
-def follow(spark: SparkSession, path: Path, seed: int, *, queues: int, batches: int, check: Callable[[int], bool]) -> None:
+WITH_SNAPSHOT = Settings()
+
+
+def follow(
+    spark: SparkSession, path: Path, seed: int, *, queues: int, batches: int, check: Callable[[int], bool], settings: Settings = WITH_SNAPSHOT
+) -> None:
     random = Random(seed)
     names = [f"LRQ_Recv_c{number}_east" for number in range(queues)]
     pieces = {name: cut(random, random_history(random, 5 * batches), batches) for name in names}
     models = {name: Model() for name in names}
-    writer = TableWriter(path, TABLES)
+    writer = TableWriter(path, TABLES, settings)
     for number in range(batches):
         batch = {name: pieces[name][number] for name in names if pieces[name][number]}
         entries = [entry for queue, found in batch.items() for one in found for entry in one.entries(queue)]
@@ -61,7 +66,7 @@ def follow(spark: SparkSession, path: Path, seed: int, *, queues: int, batches: 
         if random.random() < 0.3:
             assert writer.apply_batch(spark.createDataFrame(entries, SCHEMA)) is None
         if random.random() < 0.3:
-            writer = TableWriter(path, TABLES)
+            writer = TableWriter(path, TABLES, settings)
         if check(number):
             assert rows_at(spark, path) == {name: model.tables for name, model in models.items() if model.tables}
 
@@ -166,6 +171,16 @@ def test_only_touched_buckets_are_rewritten(spark: SparkSession, tmp_path: Path)
     assert len(before) == len(after) == 16
     assert len(set(before) - set(after)) == 1
     assert sum(file.rows for file in after) == 199
+    parts = [Transaction(PART, 257, 3, (), "r"), Transaction(PART, 257, 4, (("t", "put", (("k8", 1),)),), "r")]
+    writer.apply_batch(frame(spark, {"q": parts}))  # a snapshot that has not ended touches nothing
+    assert writer.manifest.tables["t"].files == after
+
+
+def test_rows_are_equal_whether_or_not_changed_keys_are_broadcast(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(apply, "BROADCAST_MAX", 0)
+    follow(spark, tmp_path, 9, queues=20, batches=3, check=lambda number: number == 2)
 
 
 def test_bad_records(spark: SparkSession, tmp_path: Path) -> None:
@@ -208,7 +223,9 @@ def test_definitions_that_grow(spark: SparkSession, tmp_path: Path) -> None:
     apply({"k": "bigint", "v": "bigint", "f": "double", "n": "string"}, rows(2, {"k": 2, "v": 2**40, "n": "new"}, {"k": 3}))
     added = {"k": 4, "unknown": None, "count": 1, "share": 0.5, "is_new": True, "more": {"a": [1]}, "no'\"ne": "x"}
     apply({"k": "bigint", "v": "bigint", "f": "double"}, rows(3, added, {"k": 1, "share": 2}), on_new_column="add")
-    found = {row.k: row.asDict() for row in tables_at(spark, tmp_path)["t"].collect()}
+    stored = tables_at(spark, tmp_path)["t"].collect()
+    found = {row.k: row.asDict() for row in stored}
+    assert len(found) == len(stored)  # a key that became wider is in the bucket that it was in
     nothing = {"queue": "q", "v": None, "f": None, "n": None, "count": None, "share": None, "is_new": None, "more": None, "no'\"ne": None}
     assert found == {
         1: nothing | {"k": 1, "share": 2.0},

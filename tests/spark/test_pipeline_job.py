@@ -19,11 +19,12 @@ from pyspark.sql import SparkSession
 from receive_queues import ReceiveQueue, transaction
 
 from lrq_ha.proto import lrq_pb2 as pb
+from lrq_ha.replication.positions import Position
 from lrq_ha.spark import tables_at
 from lrq_ha.spark.pipeline import store
 from lrq_ha.spark.pipeline.config import Config
 from lrq_ha.spark.pipeline.errors import BadRecord, NoVersion
-from lrq_ha.spark.pipeline.run import Job
+from lrq_ha.spark.pipeline.run import Job, main
 
 pytestmark = [pytest.mark.broker]
 
@@ -122,6 +123,29 @@ def test_a_bad_record_is_said_in_one_error(spark: SparkSession, nodes: str, rece
     lines = run_once(spark, settings(nodes, queue, tmp_path, on_bad_record="quarantine"))
     assert "1 put, 0 deleted, 1 bad; t in " in lines[0]
     assert table(spark, tmp_path) == {"a": 1}
+
+
+@pytest.mark.full
+def test_a_run_up_to_a_position(spark: SparkSession, nodes: str, receive_queue: Make, tmp_path: Path) -> None:
+    """Limits of a batch or of a message are no bounds: the next run applies the rest."""
+    queue, path = receive_queue(), tmp_path / "tables"
+    begin(queue, a=1)
+    queue.write(queue.batch(*(transaction(n, [encode("t", "put", [("a", n), (f"k{n}", n)])]) for n in range(4, 9))))
+    given = settings(nodes, queue, path)
+    until = {queue.name: Position(257, 6)}
+    for _ in range(2):
+        Job(spark, Config.model_validate(given), lambda _: None).run(interval_s=None, until=until)
+        assert table(spark, path) == {"a": 6, "k4": 4, "k5": 5, "k6": 6}
+        assert store.read_version(path).version == 1
+    run_once(spark, given)
+    assert table(spark, path) == {"a": 8} | {f"k{n}": n for n in range(4, 9)}
+
+
+@pytest.mark.parametrize("given", ["[]", "{", '{"q": 5}', '{"q": {"epoch": 1}}'])
+def test_positions_that_are_none(given: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["x.toml", "--until", given])
+    assert "--until must be JSON of the form" in capsys.readouterr().err
 
 
 KILLS = 5

@@ -32,7 +32,7 @@ FILES, ROWS = 8, 300
 DRIVER = """
 import os, signal, sys
 from pyspark import TaskContext
-from lrq_ha.spark.job import session
+from lrq_ha.spark.session import session
 from lrq_ha.spark.sink import LrqStreamWriter
 from lrq_ha.spark.source import LrqDataSource
 nodes, folder, checkpoint, client = sys.argv[1:]

@@ -13,17 +13,19 @@ Nothing but summaries is collected on the driver.
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import socket
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from types import ModuleType
 from typing import Literal
-from urllib.parse import quote
 
 import pyarrow.parquet as pq
 from pyspark import StorageLevel
@@ -31,14 +33,16 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.window import Window
 
+from lrq_ha.errors import LrqError
+from lrq_ha.replication.positions import Position
 from lrq_ha.spark.decode import DELETE, PUT, Decoder, decode_lrq_json
 from lrq_ha.spark.pipeline import store
-from lrq_ha.spark.pipeline.changes import Changes, bucket_of, decode_changes, place_of, summarize_changes
+from lrq_ha.spark.pipeline.changes import Changes, bucket_of, decode_changes, place_of, summarize_changes, values_of
 from lrq_ha.spark.pipeline.errors import BadRecord, SchemaChanged
 from lrq_ha.spark.pipeline.fields import added_columns
 from lrq_ha.spark.pipeline.manifest import DataFile, Manifest, QueueState, TableState, Writer
 from lrq_ha.spark.pipeline.progress import advance_queue
-from lrq_ha.spark.pipeline.spec import QUEUE, Table, quote_name, reconcile_table, schema_of
+from lrq_ha.spark.pipeline.spec import QUEUE, Format, Table, quote_name, reconcile_table, schema_of
 
 STAGED = {
     QUEUE: "string", "request": "string", "epoch": "bigint", "sequence": "bigint", "index": "int", "number": "int",
@@ -48,8 +52,18 @@ QUARANTINED = {
     QUEUE: "string", "epoch": "bigint", "sequence": "bigint", "index": "int", "number": "int", "error": "string", "payload": "binary",
 }  # fmt: skip
 STAGED_FOLDER, QUARANTINE = "_staged", "_quarantine"
+#: Of Spark, while a batch is applied.
+SETTINGS = {
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",  # as all readers know them, for all years
+    "spark.sql.maxConcurrentOutputFileWriters": "16",  # rows of few files need no sort
+    "spark.sql.sources.parallelPartitionDiscovery.threshold": "1000",  # files that a version names are looked up without a Spark job
+}
 FAILFAST = {"mode": "FAILFAST"}
 POSITION = "STRUCT<epoch: BIGINT, sequence: BIGINT>"
+#: What says where a row stands in its queue.
+PLACED = (QUEUE, "request", "epoch", "sequence", "index", "number")
+#: Changed rows of a table whose keys are sent to all executors, so that the table's other rows need not be sorted.
+BROADCAST_MAX = 1_000_000
 PLACE = "STRUCT<stage: INT, epoch: BIGINT, sequence: BIGINT, payload: INT>"
 
 OnBadRecord = Literal["fail", "quarantine"]
@@ -64,12 +78,14 @@ class Settings:
         skip_unknown: Whether payloads for tables that are not defined are left out; else they are bad records.
         on_bad_record: fail ends the job; quarantine keeps what is bad apart, and applies the rest.
         need_snapshot: Whether a queue's deltas wait for its first full snapshot.
+        format: Whether tables are Delta tables, too.
     """
 
     decode: Decoder = decode_lrq_json
     skip_unknown: bool = False
     on_bad_record: OnBadRecord = "fail"
     need_snapshot: bool = True
+    format: Format = "parquet"
 
 
 @dataclass(frozen=True)
@@ -104,6 +120,7 @@ class TableWriter:
     Raises:
         SchemaChanged: The tables on disk have other definitions.
         BadVersion: The newest version cannot be read.
+        DeltaFailed: A Delta table cannot follow the newest version.
     """
 
     def __init__(self, path: Path, tables: Sequence[Table], settings: Settings = Settings()) -> None:
@@ -114,8 +131,21 @@ class TableWriter:
         gone = self.manifest.tables.keys() - self._tables.keys()
         if gone:
             raise SchemaChanged(f"{path} holds the table {min(gone)}, which is not defined", todo="Define it again, or write to another path")
+        self._check_format()
         if self.manifest.version:
             store.show_version(self._path, self.manifest)
+            self._publish()
+
+    def _check_format(self) -> None:
+        if self._settings.format == "delta":
+            _delta().check_tables(self._path, self._tables.values())
+        elif store.has_delta_logs(self._path):
+            todo = 'Set format = "delta" in [sink] again, or remove the folders PATH/data/*/_delta_log'
+            raise SchemaChanged(f"{self._path} holds Delta tables, which would not be kept in step", todo=todo)
+
+    def _publish(self) -> None:
+        if self._settings.format == "delta":
+            _delta().publish_version(self._path, self.manifest)
 
     def apply_batch(self, entries: DataFrame, *, query: str | None = None, batch: int | None = None) -> Applied | None:
         """Applies entries, and commits a version.
@@ -132,7 +162,16 @@ class TableWriter:
         Raises:
             BadRecord: A payload or row cannot be decoded, and on_bad_record is fail.
             PathTaken: Another job has committed meanwhile. This writer is of no more use.
+            DeltaFailed: The version is made, and a Delta table cannot follow it.
         """
+        with _using(entries.sparkSession, SETTINGS):
+            applied = self._apply(entries, query, batch)
+        if applied:
+            self.manifest = applied.manifest
+            self._publish()
+        return applied
+
+    def _apply(self, entries: DataFrame, query: str | None, batch: int | None) -> Applied | None:
         changes = self._decode(entries).persist(StorageLevel.MEMORY_AND_DISK)
         try:
             summary = summarize_changes(changes)
@@ -148,15 +187,18 @@ class TableWriter:
                     f"A payload cannot be applied: {summary.bad.first}; {summary.bad.count} in this batch",
                     todo='Correct the table or the sender, or set on_bad_record = "quarantine" in [run]',
                 )
-            applied = _Version(entries.sparkSession, self._path, self.manifest, self._tables, self._settings, changes, summary).write(query, batch)
+            version = _Version(entries.sparkSession, self._path, self.manifest, self._tables, self._settings, changes, summary)
+            return version.write(query, batch)
         finally:
             changes.unpersist()
-        self.manifest = applied.manifest
-        return applied
 
     def summarize_batch(self, entries: DataFrame) -> Changes:
         """What entries would change; nothing is written."""
-        return summarize_changes(self._decode(entries))
+        changes = self._decode(entries).persist(StorageLevel.MEMORY_AND_DISK)
+        try:
+            return summarize_changes(changes)
+        finally:
+            changes.unpersist()
 
     def _decode(self, entries: DataFrame) -> DataFrame:
         settings = self._settings
@@ -166,6 +208,18 @@ class TableWriter:
     def _add_columns(self, changes: DataFrame, summary: Changes) -> None:
         for name, fields in summary.fields.items():
             self._tables[name] = self._tables[name].with_columns(added_columns(changes, name, fields))
+            if self._settings.format == "delta":
+                _delta().check_columns(self._tables[name])
+
+
+def _delta() -> ModuleType:
+    """The module for Delta tables, which needs a package of its own."""
+    try:
+        return importlib.import_module("lrq_ha.spark.pipeline.delta")
+    except ModuleNotFoundError as error:
+        if error.name != "deltalake":
+            raise
+        raise LrqError("Delta tables need the package deltalake, which is not installed", todo="pip install 'lrq-ha[delta]'") from error
 
 
 def _newest(path: Path, settings: Settings) -> Manifest:
@@ -181,12 +235,34 @@ def _newest(path: Path, settings: Settings) -> Manifest:
 
 def skip_applied(entries: DataFrame, manifest: Manifest) -> DataFrame:
     """The entries above the position of their queue."""
-    if not manifest.queues:
+    applied = {name: state.position for name, state in manifest.queues.items()}
+    return _where_position(entries, applied, lambda position, through: position > through)
+
+
+def leave_later(entries: DataFrame, until: Mapping[str, Position]) -> DataFrame:
+    """The entries at or below the position that is given for their queue; all of a queue that has none."""
+    return _where_position(entries, until, lambda position, through: position <= through)
+
+
+def _where_position(entries: DataFrame, positions: Mapping[str, Position], holds: Callable[[Column, Column], Column]) -> DataFrame:
+    if not positions:
         return entries
-    positions = [{QUEUE: name, "_applied": state.position._asdict()} for name, state in manifest.queues.items()]
-    applied = _literal_frame(entries.sparkSession, positions, f"{QUEUE}: STRING, _applied: {POSITION}")
-    is_new = F.col("_applied").isNull() | (F.struct("epoch", "sequence") > F.col("_applied"))
-    return entries.join(F.broadcast(applied), QUEUE, "left").where(is_new).drop("_applied")
+    rows = [{QUEUE: name, "_through": position._asdict()} for name, position in positions.items()]
+    through = _literal_frame(entries.sparkSession, rows, f"{QUEUE}: STRING, _through: {POSITION}")
+    kept = F.col("_through").isNull() | holds(F.struct("epoch", "sequence"), F.col("_through"))
+    return entries.join(F.broadcast(through), QUEUE, "left").where(kept).drop("_through")
+
+
+@contextmanager
+def _using(spark: SparkSession, settings: Mapping[str, str]) -> Iterator[None]:
+    before = {name: spark.conf.get(name) for name in settings}
+    for name, value in settings.items():
+        spark.conf.set(name, value)
+    try:
+        yield
+    finally:
+        for name, had in before.items():
+            spark.conf.set(name, str(had))
 
 
 def _literal_frame(spark: SparkSession, rows: Sequence[Mapping[str, object]], schema: str) -> DataFrame:
@@ -258,36 +334,43 @@ class _Version:
         written: tuple[DataFile, ...] = ()
         if read or staged or buckets or any(one for queue, one in touched.items() if self._steps[queue].swap):
             rows = self._last_writes(table, read, staged)
-            written = self._write_files(rows, quote(table.name, safe=""))
+            written = self._write_files(rows, store.table_folder(self._path, table.name))
         return TableState(table.columns, table.key, table.buckets, (*kept, *written))
 
     def _last_writes(self, table: Table, read: Sequence[DataFile], staged: Sequence[DataFile]) -> DataFrame:
-        """The rows that stay, with columns _queue and _bucket."""
-        changes = self._applying().select(*STAGED)
-        if staged:
-            changes = changes.unionByName(self._read(staged, STAGED))
+        """The rows that stay, with columns _queue and _bucket.
+
+        Rows of the data files are not sorted: those whose key is in the batch are left out, and the last writes of the batch are added.
+        """
+        number = list(self._tables).index(table.name)
         steps = self._steps_frame(table)
+        changes = self._applying().where(F.col("table") == table.name).select(*PLACED, "op", F.col(f"values_{number}").alias("_values"))
+        if staged:
+            changes = changes.unionByName(_parse_rows(self._read(staged, STAGED).where(F.col("table") == table.name), table))
         place = place_of()
-        uncut = F.col("_cut").isNull() | (place > F.col("_cut"))
-        writes = (
-            changes.where((F.col("table") == table.name) & F.col("op").isin(PUT, DELETE) & F.col("row").isNotNull())
+        rows = (
+            changes.where(F.col("_values").isNotNull())
             .join(F.broadcast(steps), QUEUE)
-            .where(uncut)
-            .select(QUEUE, "_queue", F.struct(place.alias("place"), F.col("number").alias("number")).alias("_order"), "op", "row")
+            .where(F.col("_cut").isNull() | (place > F.col("_cut")))
+            .select(QUEUE, "_queue", F.struct(place.alias("place"), "number").alias("_order"), F.col("op").alias("_op"), "_values.*")
+            .withColumn("_bucket", bucket_of(table))
         )
-        rows = _parse_rows(writes, table)
-        if read:
-            old = self._read(read, table.stored).join(F.broadcast(steps), QUEUE)
-            no_order = F.lit(None).cast(f"STRUCT<place: {PLACE}, number: INT>").alias("_order")  # nulls come last: any write is later
-            rows = rows.unionByName(old.select(QUEUE, "_queue", no_order, F.lit(PUT).alias("op"), *map(_name, table.columns)))
-        latest_first = Window.partitionBy("_queue", "_bucket", *map(_name, table.key)).orderBy(F.col("_order").desc_nulls_last())
-        return (
-            rows.withColumn("_bucket", bucket_of(table))
-            .repartition("_queue", "_bucket")  # all work on a bucket, and its one file, is a single task's
+        latest_first = Window.partitionBy("_queue", "_bucket", *map(_name, table.key)).orderBy(F.col("_order").desc())
+        columns: tuple[Column | str, ...] = ("_queue", "_bucket", QUEUE, *map(_name, table.columns))
+        newest = (
+            rows.repartition("_queue", "_bucket")  # all work on a bucket, and its one file, is a single task's
             .withColumn("_rank", F.row_number().over(latest_first))
-            .where((F.col("_rank") == 1) & (F.col("op") == PUT))
-            .select("_queue", "_bucket", QUEUE, *map(_name, table.columns))
+            .where((F.col("_rank") == 1) & (F.col("_op") == PUT))
+            .select(*columns)
         )
+        if not read:
+            return newest
+        keys = rows.select("_queue", *map(_name, table.key))
+        if sum(one.puts + one.deletes for (_, name), one in self._summary.touched.items() if name == table.name) <= BROADCAST_MAX:
+            keys = F.broadcast(keys)
+        old = self._read(read, table.stored).join(F.broadcast(steps), QUEUE)
+        kept = old.join(keys, ["_queue", *table.key], "left_anti").withColumn("_bucket", bucket_of(table))
+        return kept.select(*columns).unionByName(newest).repartition("_queue", "_bucket")
 
     def _applying(self) -> DataFrame:
         """The batch's changes that the tables take: rows of snapshots that ended, and deltas."""
@@ -326,7 +409,7 @@ class _Version:
             return states
         waits = (F.col("request") == F.col("_open")) | (F.col("request").isNull() & (F.struct("epoch", "sequence") > F.col("_begin")))
         rows = self._changes.where(F.col("op").isNotNull()).join(F.broadcast(self._steps_frame()), QUEUE).where(waits)
-        for file in self._write_files(rows.select("_queue", F.lit(0).alias("_bucket"), *STAGED), STAGED_FOLDER):
+        for file in self._write_files(rows.select("_queue", F.lit(0).alias("_bucket"), *STAGED), self._path / store.DATA / STAGED_FOLDER):
             state = states[file.queue]
             assert state.open is not None
             states[file.queue] = replace(state, open=replace(state.open, files=(*state.open.files, file)))
@@ -336,14 +419,14 @@ class _Version:
         if not self._summary.bad:
             return ()
         rows = self._changes.where(F.col("error").isNotNull()).join(F.broadcast(self._steps_frame()), QUEUE)
-        return self._write_files(rows.select("_queue", F.lit(0).alias("_bucket"), *QUARANTINED), QUARANTINE)
+        return self._write_files(rows.select("_queue", F.lit(0).alias("_bucket"), *QUARANTINED), self._path / store.DATA / QUARANTINE)
 
     def _read(self, files: Sequence[DataFile], columns: Mapping[str, str]) -> DataFrame:
         return read_files(self._spark, self._path, files, columns)
 
-    def _write_files(self, rows: DataFrame, folder: str) -> tuple[DataFile, ...]:
+    def _write_files(self, rows: DataFrame, folder: Path) -> tuple[DataFile, ...]:
         """Writes rows to new files by _queue and _bucket, which are not columns in them."""
-        target = self._path / store.DATA / folder / self._attempt
+        target = folder / self._attempt
         rows.write.partitionBy("_queue", "_bucket").parquet(f"file://{target}")
         files = []
         for place in sorted(target.glob("_queue=*/_bucket=*/*.parquet")):
@@ -364,17 +447,12 @@ def read_files(spark: SparkSession, path: Path, files: Sequence[DataFile], colum
     return spark.read.schema(schema_of(columns)).parquet(*(f"file://{path / file.path}" for file in files))
 
 
-def _parse_rows(writes: DataFrame, table: Table) -> DataFrame:
-    """The values of rows; those of a delete's columns beside the key are null."""
+def _parse_rows(staged: DataFrame, table: Table) -> DataFrame:
+    """Staged rows with their values, as `decode_changes` has them."""
     is_put = F.col("op") == PUT
-    parsed = writes.select(
-        "*",
-        F.when(is_put, F.from_json("row", table.schema, FAILFAST)).alias("_put"),
-        F.when(~is_put, F.from_json("row", table.key_schema, FAILFAST)).alias("_delete"),
-    )
-    put, delete = F.col("_put"), F.col("_delete")
-    values = ((F.when(is_put, put[name]).otherwise(delete[name]) if name in table.key else put[name]).alias(name) for name in table.columns)
-    return parsed.select(QUEUE, "_queue", "_order", "op", *values)
+    put, delete = F.from_json("row", table.schema, FAILFAST), F.from_json("row", table.key_schema, FAILFAST)
+    parsed = staged.select(*PLACED, "op", F.when(is_put, put).alias("_put"), F.when(F.col("op") == DELETE, delete).alias("_delete"))
+    return parsed.select(*PLACED, "op", values_of(table, F.col("_put"), F.col("_delete")).alias("_values"))
 
 
 def _name(name: str) -> Column:

@@ -11,6 +11,7 @@ A change is a row of the frame that `decode_changes` returns:
     table, op     put, delete or truncate; null for markers, and for what is bad
     bucket        of the row's key; null if there is no row
     fields        fields of the row that are no columns, if the table asks for them
+    values_N      the row as columns of table number N; for a delete, those of the key alone. Null for rows of other tables
     error         what is wrong with the payload or the row; null if nothing is
     payload       of what is bad; else null
 """
@@ -111,11 +112,11 @@ def decode_changes(entries: DataFrame, tables: Sequence[Table], decode: Decoder,
     is_part = F.col("type").isin(*SNAPSHOT_TYPES)
     places = ("queue", "type", "epoch", "sequence", "index", "request", "restart", "time_us")
     time_us = F.unix_micros("timestamp") if "timestamp" in entries.columns else F.lit(None).cast("bigint")
-    content = F.when(F.col("payload").isNotNull(), decode(F.col("payload")))
+    content = decode(F.col("payload"))  # also of markers: within a condition, Spark would parse a payload once for each field that is used
     known = F.col("_content.table").isin([table.name for table in tables])
     unknown = F.concat(F.lit("it names the unknown table "), F.col("_content.table"))
-    payload_error = F.coalesce(F.col("_content.error"), F.when(~known & F.lit(not skip_unknown), unknown))
-    wanted = F.when(payload_error.isNull() & known, F.col("_content"))
+    payload_error = F.when(F.col("payload").isNotNull(), F.coalesce("_content.error", F.when(~known & F.lit(not skip_unknown), unknown)))
+    wanted = F.when(F.col("payload").isNotNull() & payload_error.isNull() & known, F.col("_content"))
     decoded = (
         entries.withColumn("request", F.when(is_part, F.coalesce("request_id", F.lit(""))))
         .withColumn("time_us", time_us)
@@ -133,9 +134,14 @@ def decode_changes(entries: DataFrame, tables: Sequence[Table], decode: Decoder,
         ((F.col("type") == START) & F.col("payload").isNull()).alias("marker"),
         "number",
         *(F.when(good, F.col(name)).alias(name) for name in ("row", "table", "op", "bucket", "fields")),
+        *(F.when(good, _values(number, table)).alias(f"values_{number}") for number, table in enumerate(tables)),
         "error",
         F.when(~good, F.col("payload")).alias("payload"),
     )
+
+
+def _values(number: int, table: Table) -> Column:
+    return values_of(table, F.col(f"_put_{number}"), F.col(f"_delete_{number}"))
 
 
 def _parsed(number: int, table: Table) -> tuple[Column, Column]:
@@ -145,6 +151,13 @@ def _parsed(number: int, table: Table) -> tuple[Column, Column]:
     whole = F.from_json("row", f"{table.schema}, {CORRUPT} STRING", PERMISSIVE)
     keys = F.from_json("row", f"{table.key_schema}, {CORRUPT} STRING", PERMISSIVE)
     return F.when(is_table & ~is_delete, whole).alias(f"_put_{number}"), F.when(is_table & is_delete, keys).alias(f"_delete_{number}")
+
+
+def values_of(table: Table, put: Column, delete: Column) -> Column:
+    """A row as a struct of its table's columns, from what was put or deleted; null if nothing was."""
+    values = (F.coalesce(put[name], delete[name]) if name in table.key else put[name] for name in table.columns)
+    is_row = put.isNotNull() | delete.isNotNull()
+    return F.when(is_row, F.struct(*(value.alias(name) for value, name in zip(values, table.columns, strict=True))))
 
 
 def _checked(tables: Sequence[Table]) -> Column:
@@ -183,51 +196,51 @@ def _no_fields() -> Column:
 
 
 def summarize_changes(changes: DataFrame) -> Changes:
-    """The summary of a batch. Its size grows with queues, tables, buckets, full syncs and truncations, and not with rows."""
+    """The summary of a batch. Its size grows with queues, tables, buckets, full syncs and truncations, and not with rows.
+
+    Args:
+        changes: As `decode_changes` returns them; persisted, as they are used more than once.
+    """
     position = F.struct("epoch", "sequence")
-    bad = F.struct("epoch", "sequence", "index", F.coalesce("number", F.lit(0)).alias("number"), "error")
-    groups = (
-        changes.groupBy("queue", "request", "table", "op", "bucket")
+    # What holds for a payload is looked up in its first row: aggregates of structures are slow.
+    runs = (
+        changes.where(F.coalesce("number", F.lit(0)) == 0)
+        .groupBy("queue", "request")
         .agg(
             F.min(F.struct("epoch", "sequence", "index", "restart")).alias("first"),
             F.max(position).alias("last"),
             F.min(F.when(F.col("marker"), position)).alias("marker"),
             F.min(F.when(F.col("type") == END, position)).alias("end"),
             F.max("time_us").alias("newest"),
-            F.count("row").alias("rows"),
-            F.collect_list(F.when(F.col("op") == TRUNCATE, place_of())).alias("truncations"),
-            F.count("error").alias("bad"),
-            F.min(F.when(F.col("error").isNotNull(), bad)).alias("first_bad"),
-            F.array_distinct(F.flatten(F.collect_set("fields"))).alias("fields"),
+            F.collect_list(F.when(F.col("op") == TRUNCATE, F.struct("table", place_of().alias("place")))).alias("truncations"),
         )
         .collect()
     )
-    queues: dict[str, list[Row]] = defaultdict(list)
-    fields: dict[str, frozenset[str]] = {}
-    for group in groups:
-        queues[group.queue].append(group)
-        if group.fields:
-            fields[group.table] = fields.get(group.table, frozenset()) | frozenset(group.fields)
-    newest = max((group.newest for group in groups if group.newest is not None), default=None)
-    return Changes({queue: _summary(found) for queue, found in queues.items()}, _touched(groups), _bad_records(groups), fields, newest)
-
-
-def _summary(groups: Sequence[Row]) -> Summary:
-    by_request: dict[str, list[Row]] = defaultdict(list)
-    for group in groups:
-        if group.request is not None:
-            by_request[group.request].append(group)
-    truncations = (
-        Truncation(group.request or "", group.table, Place(*place)) for group in groups for place in group.truncations
+    rows = (
+        changes.where(F.col("op").isNotNull() | F.col("error").isNotNull())
+        .groupBy("queue", F.col("request").isNull().alias("is_delta"), "table", "op", "bucket")
+        .agg(F.count("row").alias("rows"), F.count("error").alias("bad"), F.count("fields").alias("fields"))
+        .collect()
     )
-    return Summary(_position(max(group["last"] for group in groups)), tuple(_run(*item) for item in by_request.items()), tuple(truncations))
+    queues: dict[str, list[Row]] = defaultdict(list)
+    for run in runs:
+        queues[run.queue].append(run)
+    newest = max((run.newest for run in runs if run.newest is not None), default=None)
+    bad = _bad_records(changes, sum(group.bad for group in rows))
+    fields = _new_columns(changes) if any(group.fields for group in rows) else {}
+    return Changes({queue: _summary(found) for queue, found in queues.items()}, _touched(rows), bad, fields, newest)
 
 
-def _run(request: str, groups: Sequence[Row]) -> Run:
-    first = min(group["first"] for group in groups)
-    marker = min((group.marker for group in groups if group.marker), default=None)
-    end = min((group.end for group in groups if group.end), default=None)
-    return Run(request, Position(first.epoch, first.sequence), bool(first.restart), marker and _position(marker), end and _position(end))
+def _summary(runs: Sequence[Row]) -> Summary:
+    truncations = (Truncation(run.request or "", one.table, Place(*one.place)) for run in runs for one in run.truncations)
+    last = _position(max(run["last"] for run in runs))
+    return Summary(last, tuple(_run(run) for run in runs if run.request is not None), tuple(truncations))
+
+
+def _run(found: Row) -> Run:
+    first = found["first"]
+    begin = Position(first.epoch, first.sequence)
+    return Run(found.request, begin, bool(first.restart), found.marker and _position(found.marker), found.end and _position(found.end))
 
 
 def _position(found: Row) -> Position:
@@ -241,7 +254,7 @@ def _touched(groups: Sequence[Row]) -> dict[tuple[str, str], Touched]:
             found[group.queue, group.table].append(group)
     return {
         place: Touched(
-            frozenset(group.bucket for group in parts if group.request is None and group.bucket is not None),
+            frozenset(group.bucket for group in parts if group.is_delta and group.bucket is not None),
             sum(group.rows for group in parts if group.op == PUT),
             sum(group.rows for group in parts if group.op == DELETE),
         )
@@ -249,10 +262,16 @@ def _touched(groups: Sequence[Row]) -> dict[tuple[str, str], Touched]:
     }
 
 
-def _bad_records(groups: Sequence[Row]) -> BadRecords | None:
-    bad = [(group.queue, group.first_bad) for group in groups if group.first_bad]
-    if not bad:
+def _bad_records(changes: DataFrame, count: int) -> BadRecords | None:
+    if not count:
         return None
-    queue, first = min(bad, key=lambda one: (one[1].epoch, one[1].sequence, one[1]["index"]))
-    place = f"queue {queue}, epoch {first.epoch}, sequence {first.sequence}, index {first['index']}, row {first.number}"
-    return BadRecords(sum(group.bad for group in groups), f"{first.error} ({place})")
+    place = ("epoch", "sequence", "index", F.coalesce("number", F.lit(0)).alias("number"), "queue", "error")
+    (first,) = changes.where(F.col("error").isNotNull()).select(F.min(F.struct(*place)).alias("first")).collect()[0]
+    where = f"queue {first.queue}, epoch {first.epoch}, sequence {first.sequence}, index {first['index']}, row {first.number}"
+    return BadRecords(count, f"{first.error} ({where})")
+
+
+def _new_columns(changes: DataFrame) -> dict[str, frozenset[str]]:
+    """Table -> fields that are no columns."""
+    found = changes.groupBy("table").agg(F.array_distinct(F.flatten(F.collect_set("fields"))).alias("fields")).collect()
+    return {group.table: frozenset(group.fields) for group in found if group.fields}

@@ -17,7 +17,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from lrq_ha.errors import LrqError
 from lrq_ha.spark.options import ALLOWED, ReadOptions, parse_options
-from lrq_ha.spark.pipeline.spec import NewColumn
+from lrq_ha.spark.pipeline.spec import Format, NewColumn
 
 BUCKETS_MAX = 10_000
 #: Options of format lrq that the pipeline sets itself.
@@ -59,8 +59,29 @@ class Section(BaseModel):
 class DecodeSection(Section):
     """[decode]"""
 
-    format: Literal["lrq-json", "debezium-json"] = Field("lrq-json", description='form of the payloads: "lrq-json" or "debezium-json"')
+    format: Literal["lrq-json", "debezium-json", "avro", "protobuf"] = Field(
+        "lrq-json", description='form of the payloads: "lrq-json", "debezium-json", "avro" (needs lrq-ha[avro]) or "protobuf"'
+    )
+    record: Literal["lrq", "debezium", "row"] = Field(
+        "lrq", description='fields of an Avro or Protobuf record: as in "lrq"-json or "debezium"-json, or those of a "row" that is put'
+    )
+    table: str = Field("", description='table of all records that are a "row"')
+    avro_schema: str = Field("", description="path of the schema of all Avro records, or the schema itself in JSON")
+    avro_schemas: str = Field("", description="folder with schemas as ID.avsc, for Avro records with Confluent's header; in place of avro_schema")
+    protobuf_descriptors: str = Field("", description="path of the file that protoc --include_imports --descriptor_set_out writes")
+    protobuf_message: str = Field("", description="full name of the Protobuf message, with its package")
     unknown_table: Literal["bad", "ignore"] = Field("bad", description='payloads for tables that are not defined: "bad" (a bad record) or "ignore"')
+
+
+    @model_validator(mode="after")
+    def _complete(self) -> DecodeSection:
+        if self.format == "avro" and bool(self.avro_schema) == bool(self.avro_schemas):
+            raise ValueError('format = "avro" needs one of avro_schema and avro_schemas')
+        if self.format == "protobuf" and not (self.protobuf_descriptors and self.protobuf_message):
+            raise ValueError('format = "protobuf" needs protobuf_descriptors and protobuf_message')
+        if self.format in ("avro", "protobuf") and (self.record == "row") != bool(self.table):
+            raise ValueError('record = "row" needs table, and no other record has one')
+        return self
 
 
 class TableSection(Section):
@@ -76,7 +97,7 @@ class SinkSection(Section):
     """[sink]"""
 
     path: str = Field(min_length=1, description="folder of the tables, on a file system that all of Spark's machines share; made if it is not there")
-    format: Literal["parquet"] = Field("parquet", description='"parquet"')
+    format: Format = Field("parquet", description='"parquet", or "delta": each table is a Delta table, too (needs lrq-ha[delta])')
     keep_versions: int = Field(10, ge=1, description="versions that are kept; older ones are removed when they are an hour old")
 
 

@@ -1,4 +1,4 @@
-"""Errors of the pipeline. Rule: nothing of a batch is visible when one of these was raised."""
+"""Errors of the pipeline. Rule: nothing of a batch is visible when one of these was raised, except after DeltaFailed."""
 
 from __future__ import annotations
 
@@ -18,6 +18,13 @@ class NoVersion(LrqError):
 
 class PathTaken(LrqError):
     """Another job writes to this path."""
+
+
+class DeltaFailed(LrqError):
+    """A Delta table cannot follow a version that was made."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(what, todo="The version is there as a whole: start the job again, which completes its Delta tables")
 
 
 class BadRecord(LrqError):

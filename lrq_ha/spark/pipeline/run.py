@@ -14,7 +14,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -23,11 +23,13 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from lrq_ha.errors import LrqError
-from lrq_ha.spark.decode import DECODERS
+from lrq_ha.replication.positions import Position
+from lrq_ha.spark.decode import DECODERS, Decoder
+from lrq_ha.spark.offsets import parse_offset
 from lrq_ha.spark.options import EARLIEST
 from lrq_ha.spark.pipeline import store
-from lrq_ha.spark.pipeline.apply import Applied, Settings, TableWriter
-from lrq_ha.spark.pipeline.config import Config, parse_interval, read_config, sample
+from lrq_ha.spark.pipeline.apply import Applied, Settings, TableWriter, leave_later
+from lrq_ha.spark.pipeline.config import Config, ConfigError, DecodeSection, parse_interval, read_config, sample
 from lrq_ha.spark.pipeline.errors import SchemaChanged
 from lrq_ha.spark.pipeline.manifest import Manifest
 from lrq_ha.spark.pipeline.spec import Table
@@ -37,6 +39,7 @@ from lrq_ha.spark.source import register
 from lrq_ha.spark.tables import COLUMNS_NEEDED
 
 CLEANING_INTERVAL_S = 60.0
+NOWHERE: Mapping[str, Position] = {}
 
 
 def open_session(config: Config) -> SparkSession:
@@ -67,6 +70,29 @@ def open_stream(spark: SparkSession, config: Config, manifest: Manifest) -> Data
         .option("startingOffsets", json.dumps(starting))
         .load()
     )
+
+
+def open_decoder(config: DecodeSection) -> Decoder:
+    """The decoder of the configuration.
+
+    Raises:
+        LrqError: A schema or descriptor set cannot be used, or a package is missing.
+        OSError: A file of [decode] cannot be read.
+    """
+    if config.format in DECODERS:
+        return DECODERS[config.format]
+    from lrq_ha.spark import records  # what it needs is needed for these formats alone
+
+    layout = records.layout_of(config.record, config.table)
+    if config.format == "protobuf":
+        return records.protobuf_decoder(Path(config.protobuf_descriptors).read_bytes(), config.protobuf_message, layout)
+    if config.avro_schema:
+        inline = config.avro_schema.lstrip()[:1] in ("{", "[", '"')
+        return records.avro_decoder(config.avro_schema if inline else Path(config.avro_schema).read_text("utf-8"), layout)
+    schemas = {int(file.stem): file.read_text("utf-8") for file in Path(config.avro_schemas).glob("*.avsc") if file.stem.isdigit()}
+    if not schemas:
+        raise ConfigError(f"decode.avro_schemas: {config.avro_schemas} holds no schema", todo="Put each one there as ID.avsc, for example 7.avsc")
+    return records.avro_decoder(schemas, layout)
 
 
 def open_tables(config: Config) -> list[Table]:
@@ -101,23 +127,32 @@ class Job:
         self._spark, self._config, self._say, self._stopped = spark, config, say, stopped or threading.Event()
         self._path = Path(config.sink.path).absolute()
         settings = Settings(
-            DECODERS[config.decode.format], config.decode.unknown_table == "ignore", config.run.on_bad_record, config.run.need_snapshot
+            open_decoder(config.decode),
+            config.decode.unknown_table == "ignore",
+            config.run.on_bad_record,
+            config.run.need_snapshot,
+            config.sink.format,
         )
         self._writer = TableWriter(self._path, open_tables(config), settings)
         self._failed: LrqError | None = None
         self._clean_at = 0.0
+        self._until: Mapping[str, Position] = NOWHERE
 
-    def run(self, *, interval_s: int | None, dry_run: bool = False) -> None:
+    def run(self, *, interval_s: int | None, dry_run: bool = False, until: Mapping[str, Position] = NOWHERE) -> None:
         """Applies what the queues hold.
 
         Args:
             interval_s: Seconds between two batches, until the job is stopped; None: ends when what is there now is applied.
             dry_run: Says what would be applied, and writes nothing.
+            until: Queue -> last position that is applied. The run ends when all of these are reached.
 
         Raises:
             LrqError: A batch cannot be applied.
             PySparkException: The source, or Spark, failed.
         """
+        self._until = until
+        if self._has_reached():
+            return
         entries = open_stream(self._spark, self._config, self._writer.manifest)
         batches = entries.writeStream.foreachBatch(self._preview if dry_run else self._apply)
         trigger = {"availableNow": True} if interval_s is None else {"processingTime": f"{interval_s} seconds"}
@@ -125,17 +160,21 @@ class Job:
         with tempfile.TemporaryDirectory(prefix="lrq-ha-pipeline-", ignore_cleanup_errors=True) as checkpoint:
             query = batches.option("checkpointLocation", f"file://{checkpoint}").start()
             try:
-                while not query.awaitTermination(1) and not self._stopped.is_set():
+                while not query.awaitTermination(1) and not self._stopped.is_set() and not self._has_reached():
                     pass
             except PySparkException as error:
                 raise self._failed or error from error
             finally:
                 query.stop()
 
+    def _has_reached(self) -> bool:
+        queues = self._writer.manifest.queues
+        return bool(self._until) and all(queue in queues and queues[queue].position >= last for queue, last in self._until.items())
+
     def _apply(self, entries: DataFrame, batch: int) -> None:
         began = time.monotonic()
         try:
-            applied = self._writer.apply_batch(entries, batch=batch)
+            applied = self._writer.apply_batch(leave_later(entries, self._until), batch=batch)
             if applied:
                 seconds = time.monotonic() - began
                 store.write_status(self._path, format_status(applied, seconds))
@@ -148,7 +187,7 @@ class Job:
             raise
 
     def _preview(self, entries: DataFrame, batch: int) -> None:
-        found = self._writer.summarize_batch(entries)
+        found = self._writer.summarize_batch(leave_later(entries, self._until))
         if not found.queues:
             return
         tables = ", ".join(f"{table} of {queue}: {one.puts} put, {one.deletes} deleted" for (queue, table), one in sorted(found.touched.items()))
@@ -200,6 +239,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--once", action="store_true", help="end when what the queues hold now is applied")
     parser.add_argument("--interval", metavar="TIME", help='time between two batches, as "30s" (default: interval in [run])')
     parser.add_argument("--dry-run", action="store_true", help="say what would be applied, and end, and write nothing")
+    text = 'apply no more than this, and end: {"QUEUE": {"epoch": E, "sequence": S}}; all that is there now of queues without a position'
+    parser.add_argument("--until", metavar="POSITIONS", default="{}", help=text)
     given = parser.parse_args(arguments)
     if given.sample:
         print(sample(), end="")
@@ -210,14 +251,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         interval_s = parse_interval(given.interval) if given.interval else None
     except ValueError as error:
         parser.error(f"--interval {error}")
+    try:
+        until = parse_offset(json.loads(given.until))
+    except (ValueError, LrqError):
+        parser.error('--until must be JSON of the form {"QUEUE": {"epoch": 257, "sequence": 12}}')
     stopped = threading.Event()
     try:
         config = read_config(given.config)
-        interval_s = None if given.once or given.dry_run else interval_s or parse_interval(config.run.interval)
+        interval_s = None if given.once or given.dry_run or until else interval_s or parse_interval(config.run.interval)
         with open_session(config) as spark:
             for number in (signal.SIGTERM, signal.SIGINT):  # an exception in the middle of a call to Spark would leave a trace
                 signal.signal(number, lambda *_: stopped.set())
-            Job(spark, config, lambda line: print(line, file=sys.stderr, flush=True), stopped).run(interval_s=interval_s, dry_run=given.dry_run)
+            job = Job(spark, config, lambda line: print(line, file=sys.stderr, flush=True), stopped)
+            job.run(interval_s=interval_s, dry_run=given.dry_run, until=until)
     except (PySparkException, LrqError, OSError) as error:
         print(cause(str(error)), file=sys.stderr)
         return 1

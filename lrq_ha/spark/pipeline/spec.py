@@ -24,6 +24,7 @@ WIDER = {
 }
 
 NewColumn = Literal["ignore", "add", "fail"]
+Format = Literal["parquet", "delta"]
 ANOTHER_PATH = "Change it back, or write to another path"
 
 

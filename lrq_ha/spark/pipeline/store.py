@@ -1,6 +1,7 @@
 """Versions on a file system: how one is made, found, shown to readers, and removed.
 
     _versions/N.json       the version N; the only truth
+    _versions/N.delta.json versions of the Delta tables that belong to it (delta.py)
     _current               number of the newest one, for people and scripts
     _views/N/TABLE/…       links to the data files of version N
     current                link to _views/N of the newest version
@@ -16,16 +17,19 @@ The path has to be on a file system that the driver and all workers share, with 
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
+from urllib.parse import quote
 
 from lrq_ha.spark.pipeline.errors import BadVersion, NoVersion, PathTaken
 from lrq_ha.spark.pipeline.manifest import Manifest
 
 VERSIONS, VIEWS, DATA, CURRENT = "_versions", "_views", "data", "current"
+DELTA_LOG = "_delta_log"
 REMOVE_AFTER_S = 3600.0
 
 
@@ -61,8 +65,13 @@ def read_version(path: Path, version: int | None = None) -> Manifest:
             raise BadVersion(str(file), str(error)) from error
 
 
+def table_folder(path: Path, table: str) -> Path:
+    """Where the data files of a table are."""
+    return path / DATA / quote(table, safe="")
+
+
 def commit_version(path: Path, manifest: Manifest, new_files: Iterable[str]) -> None:
-    """Makes a version visible.
+    """Makes a version, and shows it.
 
     Args:
         path: Of the tables.
@@ -156,6 +165,16 @@ def swap_current(path: Path, manifest: Manifest) -> None:
     _replace(path / CURRENT, lambda draft: os.symlink(f"{VIEWS}/{manifest.version}", draft))
 
 
+def write_delta_versions(path: Path, version: int, tables: Mapping[str, int]) -> None:
+    """Writes `_versions/N.delta.json`."""
+    _replace(path / VERSIONS / f"{version}.delta.json", lambda draft: _write(draft, json.dumps(tables, indent=1) + "\n"))
+
+
+def has_delta_logs(path: Path) -> bool:
+    """Whether any table has been written as a Delta table."""
+    return any((path / DATA).glob(f"*/{DELTA_LOG}"))
+
+
 def write_status(path: Path, text: str) -> None:
     """Writes `status.json`."""
     _replace(path / "status.json", lambda draft: _write(draft, text))
@@ -177,6 +196,7 @@ def remove_versions(path: Path, keep: int, *, after_s: float = REMOVE_AFTER_S) -
         else:
             shutil.rmtree(path / VIEWS / str(version), ignore_errors=True)
             file.unlink()
+            file.with_suffix(".delta.json").unlink(missing_ok=True)
     removed = 0
     for data in _data_files(path):
         if str(data.relative_to(path)) not in kept and data.stat().st_mtime <= oldest:
@@ -186,13 +206,14 @@ def remove_versions(path: Path, keep: int, *, after_s: float = REMOVE_AFTER_S) -
         if draft.lstat().st_mtime <= oldest:
             shutil.rmtree(draft) if draft.is_dir() else draft.unlink(missing_ok=True)
     for folder in sorted((path / DATA).rglob("*"), reverse=True):
-        if folder.is_dir() and not any(folder.iterdir()) and folder.stat().st_mtime <= oldest:
+        if DELTA_LOG not in folder.parts and folder.is_dir() and not any(folder.iterdir()) and folder.stat().st_mtime <= oldest:
             folder.rmdir()
     return removed
 
 
 def _data_files(path: Path) -> Iterator[Path]:
-    for folder, _, names in os.walk(path / DATA):
+    for folder, folders, names in os.walk(path / DATA):
+        folders[:] = [name for name in folders if name != DELTA_LOG]
         for name in names:
             yield Path(folder, name)
 
