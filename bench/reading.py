@@ -21,8 +21,8 @@ from pyspark.sql.types import StructType
 
 from lrq_ha.lab import Lab
 from lrq_ha.spark.columns import ROWS_MAX, arrow_schema, spark_schema
-from lrq_ha.spark.session import session
 from lrq_ha.spark.options import parse_options
+from lrq_ha.spark.session import session
 from lrq_ha.spark.source import register
 
 from .measure import Figure, Row, note

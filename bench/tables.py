@@ -23,10 +23,10 @@ from pyspark.sql import SparkSession
 
 from lrq_ha.lab import Lab
 from lrq_ha.proto import lrq_pb2 as pb
-from lrq_ha.spark.session import session
 from lrq_ha.spark.pipeline import store
 from lrq_ha.spark.pipeline.config import Config
 from lrq_ha.spark.pipeline.run import Job
+from lrq_ha.spark.session import session
 
 from .measure import Figure, Row, note, until
 from .received import ReceiveQueue, spark_cpu_s, transaction
