@@ -1,6 +1,6 @@
 """The checks of `lrq-ha doctor`, each with facts of its fault, and the look of the answer; faults of real brokers are in integration/test_doctor.py.
 
-    PYTHONPATH=.:tests:tests/unit python tests/unit/test_doctor.py    writes the table of docs/operations/doctor.md
+    PYTHONPATH=.:tests:tests/unit python tests/unit/test_doctor_checks.py    writes the table of docs/operations/doctor.md
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from lrq_ha.lab.ports import free_ports
 from lrq_ha.sidecar import config as configuration
 
 PAGE = Path(__file__).parents[2] / "docs" / "operations" / "doctor.md"
-BEGIN, END = "<!-- checks: made by tests/unit/test_doctor.py -->\n", "<!-- end of checks -->"
+BEGIN, END = "<!-- checks: made by tests/unit/test_doctor_checks.py -->\n", "<!-- end of checks -->"
 NOW = 1_800_000_000.0
 DAY_S = 86_400.0
 LOG: dict[str, Any] = {"vhost": "lrq", "name": "LRQ_HA_east", "type": "stream", "segments": 3, "arguments": {"x-max-length-bytes": 8 << 30}}
