@@ -223,7 +223,7 @@ def until_committed(driver: subprocess.Popen[bytes], checkpoint: Path, batches: 
 @pytest.mark.full
 @pytest.mark.timeout(900)
 def test_each_row_once_through_failed_tasks_killed_drivers_a_failover_and_a_lost_commit(sites: Lab, start: Start, tmp_path: Path) -> None:
-    """Three drivers start in turn, and each batch takes a new Python process or two: two minutes on an idle machine."""
+    """Three drivers start in turn, and each batch takes a new Python process or two: eight minutes at a load of 15."""
     folder, checkpoint = tmp_path / "in", tmp_path / "checkpoint"
     folder.mkdir()
     expected = [f"{file:02}-{row:04}" for file in range(FILES) for row in range(ROWS)]

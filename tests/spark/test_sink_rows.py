@@ -19,6 +19,8 @@ from lrq_ha.spark.errors import OptionError, RowError
 from lrq_ha.spark.sink_options import ALLOWED, VERSION_MAX, WriteOptions, parse_write_options
 from lrq_ha.spark.sink_rows import CHUNKS_MAX, in_order, number_of, pieces
 
+pytestmark = pytest.mark.quick
+
 NODES = {"nodes": "amqp://app:secret@h:5672", "producer": "job"}
 TO_SITES = NODES | {"clientName": "orders", "destinations": "west"}
 TO_QUEUES = NODES | {"routingKey": "q"}
