@@ -37,7 +37,7 @@ try:
 except Exception as error:
     found["missing"] = str(error)
 try:
-    read(maxOffsetsPerTrigger="3")
+    read(maxOffsetsPerTrigger="3").schema
 except Exception as error:
     found["unknown"] = str(error)
 from lrq_ha.spark import register
