@@ -172,7 +172,7 @@ def test_a_list_as_tsv(serve: Serve, tmp_path: Path, capsys: pytest.CaptureFixtu
 def test_failover_is_promote(serve: Serve, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     e2 = serve(Node("e2"))
     assert ran(capsys, "failover", "e2", "--config", pair(tmp_path, Node("e1"), e2)) == (0, "done\n")
-    assert e2.told == [("promote", [], False, False)]
+    assert e2.told == [("promote", [], False, False, False)]
 
 
 # ---- init, show-config, completion -----------------------------------------------------------------------------------
