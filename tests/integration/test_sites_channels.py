@@ -16,7 +16,7 @@ from lrq_ha.lab import Lab
 pytestmark = pytest.mark.broker
 
 CHANNEL_MAX = 8
-CLIENTS = 10  # each reads one view for a site, and two in a full sync
+CLIENTS = 6  # each reads one view for a site, and two in a full sync
 
 
 @pytest.fixture(scope="module")
