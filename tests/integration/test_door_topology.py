@@ -412,6 +412,7 @@ def test_an_empty_name_behind_a_queue_that_the_broker_names(rig: Rig, nowait: bo
     setup.exchange_delete(exchange)
 
 
+@pytest.mark.full
 def test_what_follows_at_once_on_a_queue_of_one_connection_is_not_replicated(rig: Rig) -> None:
     own = rig.name("own")
     with RawClient(rig.url) as client:
@@ -434,6 +435,7 @@ def test_an_exchange_that_cannot_be_replicated_is_refused(rig: Rig, kind: str, w
     assert caught.value.reply_code == 406
 
 
+@pytest.mark.full
 def test_declarations_while_others_publish_at_full_speed(rig: Rig) -> None:
     """None lost, and each publish is routed on both nodes by the bindings that held at its place in the log."""
     setup = rig.channel()

@@ -48,7 +48,6 @@ def together(path: Path, version: int) -> dict[str, int]:
     return found
 
 
-@pytest.mark.quick
 def test_a_delta_table_holds_what_its_version_holds(spark: SparkSession, tmp_path: Path) -> None:
     writer = TableWriter(tmp_path, TABLES, DELTA)
     writer.apply_batch(frame(spark, {"q": [puts(1, a=1, b=1)], "p": [puts(1, a=2)]}))

@@ -31,6 +31,7 @@ SLOW = {
     "spark/test_kill_matrix.py": "test_pipeline_progress.py, test_pipeline_files.py, test_stream.py",
     "spark/test_fed_three_times.py": "test_pipeline_progress.py, test_resync.py",
     "spark/test_pipeline.py": "test_pipeline_progress.py, test_pipeline_files.py",
+    "spark/test_pipeline_delta.py": "test_pipeline_progress.py, test_pipeline_files.py, test_records.py",
     "spark/test_pipeline_job.py": "test_pipeline_progress.py, test_pipeline_files.py, test_stream.py",
     "spark/test_quick_start.py": "test_source.py, test_spark_options.py",
     "spark/test_stream_doors.py": "test_stream.py, test_silent_nodes.py",
