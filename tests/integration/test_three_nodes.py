@@ -113,7 +113,6 @@ def equal(lab: Lab, queue: str) -> None:
 
 
 @pytest.mark.proves("expected-backups")
-@pytest.mark.quick
 def test_one_is_killed_then_two_at_once(lab: Lab) -> None:
     """Under load: the others go on as a pair; the last one takes clients, and confirms when another is back; who was killed comes back each time."""
     primary, *others = all_in_sync(lab)
@@ -164,6 +163,7 @@ def test_one_is_killed_then_two_at_once(lab: Lab) -> None:
     equal(lab, queue)
 
 
+@pytest.mark.quick
 def test_of_two_that_are_promoted_at_once_one_wins(lab: Lab) -> None:
     """Two operators, each with another node in mind. Under load: nothing is lost, and all have one log."""
     primary, *others = all_in_sync(lab)
