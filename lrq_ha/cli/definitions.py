@@ -9,9 +9,8 @@ from typing import Any
 from lrq_ha.errors import LrqError
 
 from .list_nodes import Target, add_command, fetch, find_targets, named, tell
-from .text import one_line
+from .text import name_some, one_line
 
-SHOWN_MAX = 5
 TAKING_S = 600.0
 
 
@@ -83,14 +82,9 @@ def compare_names(one: str, here: dict[str, Any], other: str, there: dict[str, A
     ]
     tags = [name for name in here["users"] if name in there["users"] and sorted(here["users"][name]) != sorted(there["users"][name])]
     if tags:
-        found.append(f"other tags have the users {_names(tags)}")
+        found.append(f"other tags have the users {name_some(sorted(tags))}")
     return f"{one} and {other} have equal users and vhosts" if not found else f"{one} and {other} differ: {', '.join(found)}"
 
 
 def _lacking(those: Any, others: Any) -> str:
-    return _names([name for name in those if name not in others])
-
-
-def _names(names: Sequence[str]) -> str:
-    more = f" and {len(names) - SHOWN_MAX} more" if len(names) > SHOWN_MAX else ""
-    return ", ".join(f"'{name}'" for name in sorted(names)[:SHOWN_MAX]) + more
+    return name_some(sorted(name for name in those if name not in others))

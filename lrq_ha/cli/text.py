@@ -8,6 +8,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Collection, Sequence
 
+NAMED_MAX = 5
 _KIB, _UNITS = 1024, ("KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 _CONTINUED = " " * 6  # before the further lines of a text
 
@@ -37,6 +38,12 @@ def wrap_remark(head: str, text: str, width: int | None) -> list[str]:
     return textwrap.wrap(
         one_line(text), width, initial_indent=first, subsequent_indent=_CONTINUED, break_long_words=False, break_on_hyphens=False
     )
+
+
+def name_some(names: Sequence[str]) -> str:
+    """The first few of some names, quoted, and how many more there are."""
+    more = f" and {len(names) - NAMED_MAX} more" if len(names) > NAMED_MAX else ""
+    return ", ".join(f"'{name}'" for name in names[:NAMED_MAX]) + more
 
 
 def format_cell(value: object) -> str:

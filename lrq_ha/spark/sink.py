@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -100,11 +101,9 @@ def _write(batches: Iterator[pa.RecordBatch], options: WriteOptions, name: str, 
 
     def counted() -> Iterator[pa.RecordBatch]:
         nonlocal rows
-        batch: pa.RecordBatch | None = first
-        while batch is not None:
+        for batch in chain((first,), batches):
             rows += batch.num_rows
             yield batch
-            batch = next(batches, None)
 
     try:
         with Publisher(

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Iterator
 from shlex import quote
 from typing import Any
 from urllib.parse import urlsplit
 
+from broker_plugin.amqp import sasl
 from broker_plugin.log.streams import segment_bytes
 from lrq_ha.routing.names import LOG_PREFIX, ROUTING_VHOST
 from lrq_ha.sidecar.config import is_loopback
 
-from ..text import format_size
+from ..text import format_size, name_some
 from .check import Check, Finding, Level, fail, warn
 from .facts import Broker, BrokerApi, Facts, Unread
 from .version_changes import parse_version
 
 OLDEST, NEWEST = (3, 10), (4, 3)
-NAMED_MAX = 5
 #: The plugin whose listener a protocol has.
 _PLUGINS = {
     "mqtt": "rabbitmq_mqtt", "stomp": "rabbitmq_stomp", "stream": "rabbitmq_stream", "http/web-mqtt": "rabbitmq_web_mqtt",
@@ -28,12 +27,6 @@ _SETTINGS = {"amqp": "listeners.tcp.1 = 127.0.0.1:{port}", "amqp/ssl": "listener
              "https": "management.ssl.ip = 127.0.0.1"}  # fmt: skip
 #: Protocols by which nothing is published: between brokers, and for Prometheus.
 _HARMLESS = frozenset({"clustering", "http/prometheus", "https/prometheus"})
-
-
-def name_some(names: list[str]) -> str:
-    """Some of the names, quoted, and how many more there are."""
-    more = f" and {len(names) - NAMED_MAX} more" if len(names) > NAMED_MAX else ""
-    return ", ".join(f"'{name}'" for name in names[:NAMED_MAX]) + more
 
 
 # ---- over AMQP -------------------------------------------------------------------------------------------------------
@@ -95,7 +88,7 @@ def _check_listeners(api: BrokerApi, facts: Facts) -> Iterator[Finding]:
     beside = is_loopback(urlsplit(facts.config.broker.url).hostname or "")
     for each in api.overview.get("listeners", []):
         protocol, address, port = str(each.get("protocol")), str(each.get("ip_address")), each.get("port")
-        if protocol in _HARMLESS or _is_loopback_address(address):
+        if protocol in _HARMLESS or sasl.is_loopback(address):
             continue
         text = f"its broker takes {protocol} at {address}:{port}, which other machines may reach: what comes in there goes around the door"
         if plugin := _PLUGINS.get(protocol):
@@ -104,14 +97,6 @@ def _check_listeners(api: BrokerApi, facts: Facts) -> Iterator[Finding]:
             yield warn(text, f"Put {_SETTINGS[protocol].format(port=port)} into rabbitmq.conf, and restart the broker")
         else:
             yield warn(text, "Let a firewall admit the sidecar alone")
-
-
-def _is_loopback_address(address: str) -> bool:
-    try:
-        found = ipaddress.ip_address(address)
-    except ValueError:
-        return False
-    return (getattr(found, "ipv4_mapped", None) or found).is_loopback
 
 
 def _check_clients(api: BrokerApi, facts: Facts) -> Iterator[Finding]:

@@ -8,7 +8,7 @@ from typing import Any
 from lrq_ha.replication.roles import Role
 
 from ..definitions import compare_names
-from .broker_checks import name_some
+from ..text import name_some
 from .check import Check, Finding, Level, fail, warn
 from .facts import BrokerApi, EtcdMember, Facts, Node, Unread
 from .version_changes import changes_between, parse_version
