@@ -90,7 +90,6 @@ def failover(broker_version: str, tmp_path_factory: pytest.TempPathFactory) -> I
                 feeder.join()
 
 
-@pytest.mark.quick(only=r"-pika")
 @pytest.mark.parametrize("name", FRAMEWORKS)
 def test_every_order_is_done(failover: Failover, name: str) -> None:
     framework = failover.frameworks[name]

@@ -94,7 +94,6 @@ def content(body: bytes, properties: bytes) -> bytes:
     return b"".join(encode.content(1, content_header.header_payload(len(body), properties), body))
 
 
-@pytest.mark.quick
 def test_what_the_primarys_broker_could_not_refuse_any_more(stage: Stage) -> None:
     """It stands still from before the first of them until it is killed. What a user may publish goes its way meanwhile."""
     for _ in range(KILLS_MAX):

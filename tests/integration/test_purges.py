@@ -91,7 +91,7 @@ def get(channel: BlockingChannel, queue: str) -> tuple[int, int]:
     return found[0]
 
 
-@pytest.mark.quick("3.10", "4.3")
+@pytest.mark.quick
 @KINDS
 def test_a_purge_spares_what_clients_hold(group: Pair, kind: str) -> None:
     """Given back, given up by a client that dies, or held while the primary is killed: it is there. What was ready is gone, on both."""

@@ -122,7 +122,7 @@ def after(pair: Lab) -> Iterator[After]:
 @pytest.mark.proves("exchange: alternate", cases=("alternate_exchange",))
 @pytest.mark.proves("exchange: auto-delete", cases=("auto_delete_exchange",))
 @pytest.mark.proves("exchange: deleted by an operator", cases=("exchange_deleted_by_an_operator_and_declared_otherwise",))
-@pytest.mark.quick("3.10", "4.3", only=r"-(classic|quorum|stream|delivery_limit|retry_loop|drop_head|reject_publish|message_ttl)\]")
+@pytest.mark.quick(only=r"-(classic|quorum|stream|delivery_limit|retry_loop|drop_head|reject_publish|message_ttl)\]")
 @pytest.mark.parametrize("name", KINDS)
 def test_over_a_failover(after: After, name: str) -> None:
     assert name not in after.failed, after.failed[name]

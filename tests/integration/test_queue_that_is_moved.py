@@ -249,7 +249,6 @@ def test_order_of_what_is_on_its_way_to_consumers(lab: Lab, broker_version: str,
     equal(lab, {queue: 0})
 
 
-@pytest.mark.quick(only="quorum")
 @pytest.mark.one_version("4.3")
 @pytest.mark.parametrize("kind", ["classic", "quorum"])
 def test_a_purge_and_a_deletion(lab: Lab, kind: str) -> None:

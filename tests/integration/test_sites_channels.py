@@ -27,7 +27,6 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
         yield found
 
 
-@pytest.mark.quick
 def test_sessions_share_the_readers_of_a_view(lab: Lab) -> None:
     """Each had a channel of its own for each view. One site is away meanwhile, and needs readers that begin elsewhere."""
     epoch = told(lab, "e1")["epoch"]

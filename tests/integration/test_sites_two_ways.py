@@ -85,7 +85,6 @@ def snapshot(found: list[pb.ReceivedTransaction]) -> tuple[list[bytes], list[byt
     return rows, [payload for each in found[end:] if each.type == pb.LOG_ENTRY_SYNC for payload in each.payloads]
 
 
-@pytest.mark.quick
 def test_both_ways_at_once(lab: Lab) -> None:
     """Clients of the same name on both sides, through a change of primary on both: each entry once, in order, and none comes back."""
     both = fresh("both")

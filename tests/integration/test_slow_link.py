@@ -88,7 +88,6 @@ def publish(lab: Lab, primary: str, queue: str) -> None:
         channel.basic_publish("", queue, b"x" * MESSAGE_BYTES, pika.BasicProperties(delivery_mode=2))
 
 
-@pytest.mark.quick
 def test_a_batch_that_takes_longer_than_the_time_a_backup_has(pair: Lab) -> None:
     primary, backup = in_sync(pair, applied=True)
     queue = f"slow-{time.time_ns()}"

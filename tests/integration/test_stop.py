@@ -84,7 +84,7 @@ class Stream:
         self.client.socket.close()
 
 
-@pytest.mark.quick
+@pytest.mark.quick(only=r"-2\]")
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_sigterm_in_the_middle_of_a_stream(broker_version: str, new_lab: NewLab, nodes: int) -> None:
     lab = new_lab({"east": nodes}, broker=broker_version, door=PATIENT_DOOR | {"stop_timeout_s": 60.0, "drain_timeout_s": 60.0})

@@ -112,7 +112,6 @@ def test_a_vhost_that_is_deleted(lab: Lab) -> None:
     assert in_sync(lab, applied=True) == (primary, backup)
 
 
-@pytest.mark.quick
 def test_a_vhost_that_the_backup_never_had(lab: Lab) -> None:
     """It must not count as in sync without what was confirmed there; when it has the vhost, it gets all of it."""
     primary, backup = in_sync(lab, applied=True)

@@ -83,7 +83,6 @@ def rebuild(lab: Lab, full: str, other: str) -> None:
     assert code == 0, said
 
 
-@pytest.mark.quick(only="backup")
 @pytest.mark.parametrize("where", ["backup", "primary, started again", "primary, promoted over"])
 def test_writes_that_fail(lab: Lab, where: str) -> None:
     """The operator is told where and why. All that was confirmed is there: on the other node, and on this one once it is started and rebuilt."""

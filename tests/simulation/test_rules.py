@@ -8,7 +8,8 @@ import pytest
 from rules_off import PARTS
 from table import Found, documented, fails
 
-pytestmark = pytest.mark.proves("rules")
+#: One process runs all of them: the checks look at what the parts have found.
+pytestmark = [pytest.mark.proves("rules"), pytest.mark.xdist_group("rules")]
 
 DOCUMENTED = documented()
 #: What the checks of the simulation say: each has been seen to find something, so none of them is blind.

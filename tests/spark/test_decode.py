@@ -42,7 +42,6 @@ CASES: dict[str, list[tuple[Any, tuple[str | None, str | None, list[Any] | None,
 }  # fmt: skip
 
 
-@pytest.mark.quick
 def test_decoders(spark: SparkSession) -> None:
     for name, cases in CASES.items():
         payloads = [(number, given if isinstance(given, bytes) else json.dumps(given).encode()) for number, (given, _) in enumerate(cases)]
