@@ -90,15 +90,15 @@ class Budget:
     memory that all others need, with one connection or many.
 
     Args:
-        limit: Bytes.
+        limit: Bytes. A smaller one closes no connection before more bytes come.
         name: The limit's, for the error.
     """
 
-    __slots__ = ("_limit", "_name", "_shares", "bytes")
+    __slots__ = ("_name", "_shares", "bytes", "limit")
 
     def __init__(self, limit: int, name: str) -> None:
         self.bytes = 0
-        self._limit, self._name = limit, name
+        self.limit, self._name = limit, name
         self._shares: set[Share] = set()
 
     def share(self, user: str, end: Callable[[FrameError], None]) -> Share:
@@ -109,7 +109,7 @@ class Budget:
 
     def has_room(self, size: int) -> bool:
         """Whether `size` more bytes may be held."""
-        return self.bytes + size <= self._limit
+        return self.bytes + size <= self.limit
 
     def make_room(self, asker: Share, size: int) -> None:
         """Makes room by closing connections. Raises FrameError if the asker itself is to be closed."""

@@ -63,11 +63,15 @@ class Listener:
         proxies: Sequence[str] = (),
     ) -> None:
         self._admit, self._admissions, self._protocol = admit, admissions, protocol
-        self._proxies = [ipaddress.ip_network(proxy) for proxy in proxies]
         self._tls = tls
-        self._timeout_s = handshake_timeout_s
+        self.limit(handshake_timeout_s, proxies)
         self._sockets: list[socket.socket] = []
         self._tasks: set[asyncio.Task[None]] = set()
+
+    def limit(self, handshake_timeout_s: float, proxies: Sequence[str]) -> None:
+        """Sets the limit and the load balancers, for connections that come afterwards."""
+        self._timeout_s = handshake_timeout_s
+        self._proxies = [ipaddress.ip_network(proxy) for proxy in proxies]
 
     async def listen(self, host: str, port: int) -> None:
         """Listens on all addresses of `host`. Raises OSError."""

@@ -17,7 +17,7 @@ from lrq_ha.errors import LrqError, place
 
 from ..amqp.reply_codes import CONNECTION_FORCED
 from ..amqp.tls import TlsError
-from ..session.settings import DoorSettings
+from ..session.settings import DoorLimits, DoorSettings
 from . import drain
 from .admission import Admission
 from .client_login import ClientLogin
@@ -84,6 +84,11 @@ class Door(Gate):
                 _unstopped(tick, self._now)
             _unstopped(self.interceptors.check)
             _unstopped(self.reload)
+
+    def take_limits(self, limits: DoorLimits) -> None:
+        """Goes on with a changed table `[door]`, but for the address, the limit on connections and TLS."""
+        super().take_limits(limits)
+        self._listener.limit(limits.handshake_timeout_s, limits.proxy_protocol)
 
     def reload(self, force: bool = False) -> None:
         """Reads certificates and keys again if their files have changed; with `force` in any case, and interceptors reopen their files."""

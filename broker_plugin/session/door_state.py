@@ -23,7 +23,7 @@ from ..amqp.vhosts import VhostConnections
 from ..log.messages import Delivery
 from .channel import ClientChannel
 from .interfaces import AlarmState, ReadControl
-from .settings import DoorSettings
+from .settings import DoorLimits, DoorSettings
 
 log = logging.getLogger("lrq_ha.door")
 
@@ -78,9 +78,10 @@ class DoorState(ABC, Generic[S]):
 
     def __init__(self, settings: DoorSettings) -> None:
         self.config = settings.limits
+        self._log_quarter_bytes = settings.log_quarter_bytes
         self.group = settings.group
         self.sites = settings.sites
-        self.buffered_bytes_max = min(self.config.buffered_bytes_max, settings.log_quarter_bytes)
+        self.buffered_bytes_max = min(self.config.buffered_bytes_max, self._log_quarter_bytes)
         self.completes_locally = settings.completes_locally
         self.default_types = DefaultTypes(settings.broker)
         self.vhosts = VhostConnections(settings.broker)
@@ -95,6 +96,12 @@ class DoorState(ABC, Generic[S]):
         self.draining = ""
         self.interceptors = Interceptors(settings.interceptors)
         self._now = 0.0
+
+    def take_limits(self, limits: DoorLimits) -> None:
+        """Goes on with a changed table `[door]`. Buffers, frames and headers of connections that are open keep their limits."""
+        self.config = limits
+        self.buffered_bytes_max = min(limits.buffered_bytes_max, self._log_quarter_bytes)
+        self.unfinished.limit = limits.unfinished_bytes_max
 
     def now(self) -> float:
         """Seconds that this process has run, as of the last tick (one second coarse, but free)."""

@@ -44,9 +44,9 @@ def _add_reload(subparsers: argparse._SubParsersAction[argparse.ArgumentParser])
     reload = add_command(
         subparsers,
         "reload",
-        "have certificates read again, and see what waits for a restart",
-        "Each node, or NODE, reads its certificates and its configuration again, as on SIGHUP. It names the keys that a restart would change: none "
-        "of them counts before. Exit code 1 if a file cannot be used, or a node does not answer.",
+        "have certificates and configurations read again",
+        "Each node, or NODE, reads its certificates and its configuration again, as on SIGHUP. Limits and time-outs of [door] count at once; the "
+        "other keys that differ are named, and wait for a restart. Exit code 1 if a file cannot be used, or a node does not answer.",
         "examples:\n  lrq-ha reload e1",
     )
     reload.add_argument("node", metavar="NODE", nargs="?", help="only this node")

@@ -104,7 +104,10 @@ class Process:
     def _read_again(self) -> tuple[bool, str]:
         self.door.reload(True)
         self._http.reload()
-        return self._file.look()
+        found = self._file.look()
+        self.config = self._file.config
+        self.door.take_limits(self.config.door)
+        return found
 
     async def _lives(self) -> None:
         pause, counts = PAUSE_FIRST_S, self._counts
@@ -226,7 +229,7 @@ class Process:
         return await self._running().definitions.take(dry_run)
 
     async def reload(self) -> tuple[bool, str]:
-        """Reads certificates again, and tells what a restart would change."""
+        """Reads certificates and the configuration again, and tells what counts now and what after a restart."""
         return self._read_again()
 
     async def pause(self, paused: bool) -> tuple[bool, str]:

@@ -14,9 +14,10 @@ from typing import Any
 
 import pika
 import pytest
-from load import eventually, in_sync, told
+from load import command, eventually, in_sync, told
 from pamqp import commands
 from patience import PATIENT_DOOR
+from pika.exceptions import ChannelClosedByBroker
 from raw_client import RawClient, publish
 from sidecar_process import Sidecar
 from test_many_queues import cpu_s
@@ -524,6 +525,32 @@ def strict(lab: Lab, tmp_path: Path) -> Iterator[str]:
     with Sidecar(lab, tmp_path, f"strict-{time.time_ns() % 10**9}", edit=lambda text: text.replace("[http]", limit)) as sidecar:
         sidecar.becomes("active")
         yield f"{lab.nodes['e1'].door.rpartition('@')[0]}@{sidecar.door}"
+
+
+@pytest.mark.quick
+def test_a_limit_is_changed_without_a_restart(lab: Lab, url: str) -> None:
+    """Down, for a client that is connected too, and up again. The clients stay."""
+    node = lab.nodes["e1"]
+    before = node.config.read_text()
+    usual, small = (f"message_bytes_max = {size}" for size in (LIMITS["message_bytes_max"], 1_000))
+    assert usual in before
+    with pika.BlockingConnection(pika.URLParameters(url)) as connection:
+        channel = connection.channel()
+        queue = channel.queue_declare("", exclusive=True).method.queue
+        try:
+            node.config.write_text(before.replace(usual, small))
+            assert "door.message_bytes_max counts from now on" in command("reload", "e1", lab=lab)[1]
+            channel.basic_publish("", queue, b"a" * 1_001)
+            with pytest.raises(ChannelClosedByBroker, match="message size 1001 is larger than configured max size 1000"):
+                channel.queue_declare(queue, passive=True)
+        finally:
+            node.config.write_text(before)
+            code, _ = command("reload", "e1", lab=lab)
+        assert (code, lab.status("e1")["pending_restart"]) == (0, [])
+        channel = connection.channel()
+        channel.confirm_delivery()
+        channel.basic_publish("", queue, b"a" * 1_001)
+        assert channel.basic_get(queue, auto_ack=True)[2] == b"a" * 1_001
 
 
 @pytest.mark.quick

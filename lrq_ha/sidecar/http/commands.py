@@ -9,7 +9,7 @@
     POST /resync   {"client": "orders", "sites": ["west"], "to_all": false, "source": null, "reason": "", "dry_run": false}: a full sync of a client,
                    for sites or for all (at the source), or from a source (at the sink)
     POST /definitions/take  {"dry_run": false}: a backup's broker gets the primary's definitions, and loses those that the primary's lacks
-    POST /reload   {}: certificates are read again; the answer names the keys of the configuration that a restart would change
+    POST /reload   {}: certificates and configuration are read again; the answer names the keys that count now, and those that wait for a restart
     POST /pause    {"paused": true}: no node takes an epoch by itself; false: nodes do again
     POST /reinit   {"force": false, "dry_run": false}: deletes the node's data; the node follows with an empty log
 
