@@ -58,7 +58,7 @@ quick: setup-dev
 	$(PYTEST) --quick $(ARGS)
 
 lab:
-	@scripts/setup $(filter --tls,$(ARGS))
+	@scripts/setup $(filter --tls,$(ARGS)) $(if $(filter etcd,$(ARGS)),--etcd)
 	@.venv/bin/lrq-ha lab up $(ARGS)
 
 docs:

@@ -24,6 +24,7 @@ SLOW = {
     "integration/test_partition_of_three.py": "test_partition.py",
     "integration/test_permissions_over_failover.py": "test_door_permissions.py, test_broker_lacks.py",
     "integration/test_queue_that_is_moved.py": "test_purges.py, test_adopt.py",
+    "integration/test_quickstart.py": "test_coordination.py, test_docs.py",
     "integration/test_receiver_kills.py": "test_receiver.py",
     "integration/test_restart.py": "test_joining.py, test_broker_restarts.py",
     "integration/test_sites_channels.py": "test_sites.py, test_sites_clients.py",
