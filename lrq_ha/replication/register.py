@@ -67,7 +67,7 @@ def went_back(view: RegisterView, log: LogIndex, version: int) -> str:
     record = view.record
     if view.foreign:
         return "etcd has the record of another group under this name: give each group its own name, or another [coordination] namespace"
-    todo = "once all nodes answer, run lrq-ha promote NODE"
+    todo = "once all nodes answer, run lrq-ha coordination repair --dry-run"
     if record is None:
         return f"etcd has no record of this group, and the group's log knows of one: was etcd emptied? Then, {todo}" if version else ""
     if record.version < version or record.epoch < log.last_epoch:

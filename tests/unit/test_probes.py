@@ -1,8 +1,12 @@
-"""What load balancers, orchestrators and people are told of a node: each probe, for each standing of a node, by GET, HEAD and OPTIONS."""
+"""What load balancers, orchestrators and people are told of a node: each probe, for each standing of a node, by GET, HEAD and OPTIONS.
+
+`python tests/unit/test_probes.py` writes the table of standings in docs/operations/monitoring.md.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import re
 import tomllib
 import urllib.error
 import urllib.request
@@ -133,8 +137,21 @@ def test_a_wrong_limit_is_a_bad_request() -> None:
             assert said in answer["text"]
 
 
-def test_the_table_in_the_documentation() -> None:
-    assert probes.documented() in DOC.read_text("utf-8"), "copy it from lrq_ha.sidecar.http.probes.documented()"
+def documented_standings() -> str:
+    """The table of standings for docs/operations/monitoring.md."""
+    paths = [probe.paths[0] for probe in probes.PROBES]
+    rows = [
+        f"| {standing} | `{node.role.value}` | {' | '.join('200' if path in expected.split() else '503' for path in paths)} |"
+        for standing, (node, expected) in STANDINGS.items()
+    ]
+    heads = " | ".join(f"`{path}`" for path in paths)
+    return "\n".join([f"| node | role | {heads} |", f"|---|---|{'---|' * len(paths)}", *rows]) + "\n"
+
+
+def test_the_tables_in_the_documentation() -> None:
+    text = DOC.read_text("utf-8")
+    assert probes.documented() in text, "copy it from lrq_ha.sidecar.http.probes.documented()"
+    assert documented_standings() in text, "run: python tests/unit/test_probes.py"
 
 
 def test_the_lag_of_a_backup_by_what_it_hears(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,3 +200,7 @@ def test_a_follower_knows_the_end_of_its_primarys_log() -> None:
     assert node.leader_end == end + 7
     d.feed(PeerDisconnected(1))
     assert node.leader_end is None
+
+
+if __name__ == "__main__":
+    DOC.write_text(re.sub(r"\| node \| role \| `/primary.*?\n\n", lambda _: documented_standings() + "\n", DOC.read_text("utf-8"), flags=re.DOTALL))

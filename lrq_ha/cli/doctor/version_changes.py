@@ -67,13 +67,13 @@ VERSION_CHANGES = (
                           and "delivery-limit" not in (queue.get("effective_policy_definition") or {}))),
     VersionChange((4, 0), "messages are 16 MiB at most, unless max_message_size says more", "set one max_message_size on all brokers"),
     VersionChange((4, 0), "AMQP 1.0 is part of the AMQP listener", "keep the listener on loopback"),
-    VersionChange((4, 3), "queues that are neither durable nor exclusive are refused",
-                  "declare them as durable, or set deprecated_features.permit.transient_nonexcl_queues = true on all brokers",
+    VersionChange((4, 3), "queues that are neither durable nor exclusive are taken with a warning, and will be refused by a later version",
+                  "declare them as durable",
                   _queues(lambda queue: not queue.get("durable") and not queue.get("exclusive"))),
-    VersionChange((4, 3), "the arguments x-queue-mode, x-queue-version = 1 and x-queue-master-locator are refused", "declare the queues without them",
-                  _queues(lambda queue: _argument(queue, "x-queue-mode") is not None or _argument(queue, "x-queue-version") == 1
-                          or _argument(queue, "x-queue-master-locator") is not None)),
-    VersionChange((4, 3), "basic.qos for a whole channel (global) is refused", "let clients use the prefetch of consumers"),
+    VersionChange((4, 3), "the arguments x-queue-version = 1 and x-queue-master-locator are refused", "declare the queues without them",
+                  _queues(lambda queue: _argument(queue, "x-queue-version") == 1 or _argument(queue, "x-queue-master-locator") is not None)),
+    VersionChange((4, 3), "basic.qos for a whole channel (global) counts for each consumer",
+                  "let clients use the prefetch of consumers, or set deprecated_features.permit.global_qos = true on all brokers"),
     VersionChange((4, 3), "classic queues have no consumer_timeout", "let clients notice consumers that hang"),
 )  # fmt: skip
 
