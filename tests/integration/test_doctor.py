@@ -23,6 +23,7 @@ from patience import PATIENT_DOOR
 from lrq_ha.cli.doctor.check import Checked, Level
 from lrq_ha.cli.doctor.command import examine
 from lrq_ha.lab import Lab, LabError
+from lrq_ha.sidecar import config as configuration
 
 pytestmark = pytest.mark.broker
 PLUGINS = ["rabbitmq_management"]
@@ -91,6 +92,10 @@ FAULTS = {
         "message-size", Level.WARN, "refuses a message of 16777216 bytes",
         ctl("eval", "application:set_env(rabbit, max_message_size, 1000000), persistent_term:put(max_message_size, 1000000)."),
     ),
+    "unseen policy": Fault(
+        "policies", Level.WARN, "policy 'the old' in / sets expires, max-length",
+        ctl("set_policy", "the old", "^old-", '{"expires": 900000, "max-length": 9, "max-age": "1D"}', "--apply-to", "queues"),
+    ),
 }  # fmt: skip
 
 
@@ -108,6 +113,24 @@ def test_the_hint_mends_the_fault(lab: Lab, name: str, tmp_path: Path) -> None:
     mend(lab, FAULTS[name], tmp_path)
     with suppress(LabError):
         lab.ctl("e2", "delete_vhost", "the shop")
+
+
+@pytest.mark.full
+def test_a_log_that_was_made_for_another_size_gets_its_size(lab: Lab, tmp_path: Path) -> None:
+    in_sync(lab)
+    config = lab.nodes["e2"].config
+    before = config.read_text()
+    size = configuration.load(config).replication.log_bytes_max
+    try:
+        config.write_text(before.replace("[replication]\n", f"[replication]\nlog_bytes_max = {2 * size}\n"))
+        [found] = bad(config, "log-size")
+        assert f"was made for {size} bytes, and replication.log_bytes_max is {2 * size}" in found.finding.text
+        run_hint(lab, "e2", found.finding.command, tmp_path)
+        eventually("it is mended", lambda: not bad(config, "log-size"), seen=lambda: findings(config, "log-size"))
+    finally:
+        config.write_text(before)
+        with suppress(LabError):
+            lab.ctl("e2", "clear_policy", "-p", "lrq", "lrq-size")
 
 
 def mend(lab: Lab, fault: Fault, tmp_path: Path) -> None:

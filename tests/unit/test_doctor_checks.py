@@ -159,6 +159,8 @@ FAULTS: tuple[tuple[str, Level, str, str, Any], ...] = (
     ("log-size", W, "made for 1024 bytes", "rabbitmqctl set_policy -p lrq lrq-size",
      lambda f: api(f, queues=[LOG | {"arguments": {"x-max-length-bytes": 1024}}])),
     ("queues", W, "'orders in /'", "docs/queue-types.md", lambda f: api(f, queues=[ORDERS | {"arguments": {"x-overflow": "reject-publish-dlx"}}])),
+    ("policies", W, "policy 'old' in / sets expires", "rabbitmqctl clear_policy -p / old",
+     lambda f: api(f, policies=[{"name": "old", "vhost": "/", "definition": {"expires": 9}}])),
     ("strays", W, "'orders in /'", "lrq-ha adopt", lambda f: replace(f, levels=[])),
     ("sidecar", F, "takes no part: no broker", "what the reason names", lambda f: own(f, role="standalone", reason="no broker")),
     ("sidecar", S, "connection refused", "lrq-ha sidecar --config", without_sidecar),

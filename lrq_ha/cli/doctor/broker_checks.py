@@ -25,6 +25,9 @@ _PLUGINS = {
 }  # fmt: skip
 _SETTINGS = {"amqp": "listeners.tcp.1 = 127.0.0.1:{port}", "amqp/ssl": "listeners.ssl.1 = 127.0.0.1:{port}", "http": "management.tcp.ip = 127.0.0.1",
              "https": "management.ssl.ip = 127.0.0.1"}  # fmt: skip
+#: Keys of policies that remove or move messages, which a sidecar sees as arguments only: docs/limitations.md.
+_UNSEEN = frozenset({"expires", "message-ttl", "max-length", "max-length-bytes", "overflow", "dead-letter-exchange", "delayed-retry-type"})
+_UNSEEN_BEFORE_4 = _UNSEEN | {"delivery-limit"}
 #: Protocols by which nothing is published: between brokers, and for Prometheus.
 _HARMLESS = frozenset({"clustering", "http/prometheus", "https/prometheus"})
 
@@ -171,6 +174,20 @@ def _check_queues(api: BrokerApi, facts: Facts) -> Iterator[Finding]:
         )
 
 
+def _check_policies(api: BrokerApi, facts: Facts) -> Iterator[Finding]:
+    old = not isinstance(facts.broker, Unread) and parse_version(facts.broker.version) < (4,)
+    for each in api.policies:
+        keys = sorted((_UNSEEN_BEFORE_4 if old else _UNSEEN) & set(each.get("definition") or {}))
+        if keys and each["vhost"] != ROUTING_VHOST:
+            arguments = ", ".join(f"x-{key}" for key in keys)
+            yield warn(
+                f"policy '{each['name']}' in {each['vhost']} sets {', '.join(keys)}, and a sidecar sees arguments only: renewals and failovers may "
+                "lose what it removes or moves, or bring it back",
+                f"Declare its queues with {arguments} instead (docs/limitations.md, Policies). The command removes the policy",
+                f"rabbitmqctl clear_policy -p {quote(each['vhost'])} {quote(each['name'])}",
+            )
+
+
 def _logged_queues(facts: Facts) -> tuple[BrokerApi, set[tuple[str, str]]] | Unread:
     if isinstance(facts.api, Unread):
         return facts.api
@@ -230,6 +247,8 @@ BROKER_CHECKS: tuple[Check[Any], ...] = (
           "the log has its size, or does not exist yet", Level.WARN, "`rabbitmqctl set_policy`"),
     Check("queues", "no queue is of a kind that is not replicated", lambda facts: facts.api, _check_queues,
           "all kinds of queues can be replicated", Level.WARN, "[queue types](../queue-types.md)"),
+    Check("policies", "no policy removes or moves messages, which a sidecar does not see", lambda facts: facts.api, _check_policies,
+          "no policy removes or moves messages", Level.WARN, "[arguments instead](../limitations.md#policies)"),
     Check("strays", "the log knows every durable queue of the broker", _logged_queues, _check_strays,
           "the log knows every durable queue", Level.WARN, "[`lrq-ha adopt`](adopt.md)"),
     Check("guest", "user `guest` comes in from this machine only", lambda facts: facts.api, _check_guest,
