@@ -10,7 +10,7 @@ Payloads must be absolute (put and delete by key): after a snapshot, deltas that
 
 from .async_listener import AsyncListener
 from .async_receiver import AsyncReceiver
-from .errors import Fenced, ReceiverError, Redelivery, Stop, Trimmed
+from .errors import Fenced, OtherLog, ReceiverError, Redelivery, Stop, Trimmed
 from .listener import Listener
 from .positions import SqlPositions
 from .progress import Phase, Progress
@@ -25,6 +25,7 @@ __all__ = [
     "AsyncReceiver",
     "Fenced",
     "Listener",
+    "OtherLog",
     "Phase",
     "Progress",
     "Receiver",

@@ -90,6 +90,7 @@ class AsyncReceiver:
 
         Raises:
             Fenced: Another process uses the name.
+            OtherLog: A queue has another log than the one of the committed position.
             Stop: The listener has raised it.
             IllegalEvent: The receiver belongs to another event loop.
         """

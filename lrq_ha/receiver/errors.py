@@ -40,6 +40,23 @@ class Trimmed(ReceiverError):
         self.after, self.before = after, before
 
 
+class OtherLog(ReceiverError):
+    """The queue has another log than the one of the committed position: its source was set up again, or is another group of that name.
+
+    Attributes:
+        known: Identity of the log of the committed position, in hexadecimal digits.
+        came: Identity of the log that the queue has now.
+    """
+
+    def __init__(self, queue: str, known: str, came: str) -> None:
+        super().__init__(
+            f"The committed position in {queue} is of the log {known}, and the queue has the log {came}: another group of that name, or one that was "
+            "set up again",
+            todo="If that is meant, stop the receiver and call its method forget: it then begins with a whole snapshot",
+        )
+        self.known, self.came = known, came
+
+
 class Fenced(ReceiverError):
     """Another process keeps the position of this receiver's name: this process must end."""
 

@@ -7,6 +7,7 @@ Rules:
 - A list holds whole transactions of one kind. A transaction that is larger than a list may be goes alone.
 - Deltas during a snapshot are not kept: the stream keeps them. Behind the snapshot's end, reading goes back to its base (`rewind`). The progress
   says whether there were any: a snapshot without deltas needs no base, also when the reading of it was interrupted.
+- A position counts in one log only: a message of another log ends the reading (`OtherLog`).
 - Without a hole before a snapshot, deltas go on, and the snapshot begins for the listener only when its end marker is there: a full sync that was
   given up changes nothing. Then, too, reading goes back to its base.
 """
@@ -21,6 +22,7 @@ from lrq_ha.replication.positions import Position
 from lrq_ha.routing.chain import START, position_of
 from lrq_ha.streams.message import Message
 
+from .errors import OtherLog
 from .progress import Phase, Progress
 from .updates import Snapshot, Update, UpdateType, updates_of
 
@@ -130,7 +132,11 @@ class Machine:
         return self._progress.phase if self._progress else None
 
     def take(self, messages: Iterable[Message]) -> list[Step]:
-        """The steps of the next messages, in stream order. When `rewind` is set on return, the rest of `messages` was not taken."""
+        """The steps of the next messages, in stream order. When `rewind` is set on return, the rest of `messages` was not taken.
+
+        Raises:
+            OtherLog: A message is of another log than the progress. No step of these messages counts.
+        """
         self._steps, self.rewind = [], False
         for message in messages:
             self._take_message(message)
@@ -139,7 +145,17 @@ class Machine:
         self._close_list()
         return self._steps
 
+    def check_log(self, log_id: bytes) -> None:
+        """Learns the log that the queue has; empty: not known. Raises OtherLog if the progress is of another one."""
+        if self._progress is None or not log_id:
+            return
+        if self._progress.log and self._progress.log != log_id.hex():
+            raise OtherLog(self.queue, self._progress.log, log_id.hex())
+        if not self._progress.log:
+            self._progress = replace(self._progress, log=log_id.hex())
+
     def _take_message(self, message: Message) -> None:
+        self.check_log(message.batch.log_id)
         if self._whole and message.previous > self.seen:  # the beginning of the snapshot was dropped meanwhile
             self.seen, self._whole = self._read_before, ""
         if self._progress is not None and message.previous > self.seen:
@@ -180,7 +196,7 @@ class Machine:
     def _begin(self, message: Message, transaction: pb.ReceivedTransaction) -> None:
         self._close_list()
         self._announced, self._whole = None, ""
-        self._progress = Progress(Phase.BOOTSTRAP, self.seen, transaction.request_id, self.seen, missed=False)
+        self._progress = Progress(Phase.BOOTSTRAP, self.seen, transaction.request_id, self.seen, missed=False, log=message.batch.log_id.hex())
         self._steps.append(Begin(self._progress, self._snapshot(message)))
 
     def _take_rows(self, message: Message, transaction: pb.ReceivedTransaction, restarts: bool) -> None:
@@ -202,11 +218,11 @@ class Machine:
         progress, snapshot = self._progress, self._snapshot(message)
         assert progress is not None
         if progress.missed:
-            self._progress = Progress(Phase.LOCAL_REPLAY, progress.base, progress.request_id, progress.base, self.seen)
+            self._progress = Progress(Phase.LOCAL_REPLAY, progress.base, progress.request_id, progress.base, self.seen, log=progress.log)
             self.seen = progress.base
             self.rewind = True
         else:
-            self._progress = Progress(Phase.NORMAL, self.seen)
+            self._progress = Progress(Phase.NORMAL, self.seen, log=progress.log)
         self._steps.append(Complete(self._progress, snapshot))
 
     def _read_again(self, base: Position) -> None:
@@ -221,7 +237,7 @@ class Machine:
         progress = self._progress
         if progress is not None and progress.phase is Phase.LOCAL_REPLAY and self.seen >= progress.end:
             self._close_list()
-            self._progress = Progress(Phase.NORMAL, self.seen)
+            self._progress = Progress(Phase.NORMAL, self.seen, log=progress.log)
             self._steps.append(Reach(self._progress, message.batch.source))
 
     def _snapshot(self, message: Message) -> Snapshot:

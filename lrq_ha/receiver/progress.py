@@ -34,6 +34,7 @@ class Progress:
         end: LOCAL_REPLAY: where the full sync ended.
         missed: BOOTSTRAP: whether deltas that came during the full sync, up to `position`, may not have been given. A text of an older release
             does not say; so they may.
+        log: Identity of the source's log, in hexadecimal digits; empty: not known.
     """
 
     phase: Phase
@@ -42,10 +43,11 @@ class Progress:
     base: Position = START
     end: Position = START
     missed: bool = True
+    log: str = ""
 
     def to_text(self) -> str:
         """A text for a database. The text of a value that was read equals the text that was read: stores compare it."""
-        rest = [] if self.missed else [False]
+        rest = [*([] if self.missed else [False]), *([self.log] if self.log else [])]
         return json.dumps([self.phase.value, *self.position, self.request_id, *self.base, *self.end, *rest])
 
     @classmethod
@@ -54,8 +56,9 @@ class Progress:
         try:
             phase, epoch, sequence, request_id, base_epoch, base_sequence, end_epoch, end_sequence, *rest = json.loads(text)
             positions = (Position(epoch, sequence), str(request_id), Position(base_epoch, base_sequence), Position(end_epoch, end_sequence))
-            if rest not in ([], [False]):
-                raise ValueError(f"{rest} behind the positions")
-            return cls(Phase(phase), *positions, missed=not rest)
+            log = str(rest.pop()) if rest and rest[-1] else ""
+            if rest not in ([], [False]) or bytes.fromhex(log).hex() != log:
+                raise ValueError(f"{rest} and {log!r} behind the positions")
+            return cls(Phase(phase), *positions, missed=not rest, log=log)
         except (ValueError, TypeError) as error:
             raise MalformedInput(f"{text!r} is no position of a receiver", todo="Restore the table of positions from a backup.") from error

@@ -138,6 +138,7 @@ class Receiver:
 
         Raises:
             Fenced: Another process uses the name.
+            OtherLog: A queue has another log than the one of the committed position.
             Stop: The listener has raised it.
         """
         self.start()

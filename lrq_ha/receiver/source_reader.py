@@ -3,7 +3,7 @@
 Rules:
 
 - The committed progress alone says where reading goes on. A lost connection, a node that stands still or a failover only costs time.
-- A step that was not taken is given again after 0.1 s, doubling to 30 s (`refusal`). Only Fenced and Stop end the reading.
+- A step that was not taken is given again after 0.1 s, doubling to 30 s (`refusal`). Only Fenced, OtherLog and Stop end the reading.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from lrq_ha.streams.message import find
 from lrq_ha.streams.node_connection import NodeConnection
 
 from .call_watch import CallWatch
-from .errors import Fenced, ReceiverError, Redelivery, Stop, Trimmed
+from .errors import Fenced, OtherLog, ReceiverError, Redelivery, Stop, Trimmed
 from .listener import Importer, Listener
 from .machine import Apply, Begin, Hole, Machine, Skip, Step
 from .progress import Phase, Progress
@@ -139,7 +139,7 @@ class SourceReader(threading.Thread):
     # ---- the thread --------------------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Reads from one node after the other, until `end`, Fenced or Stop."""
+        """Reads from one node after the other, until `end`, Fenced, OtherLog or Stop."""
         loaded = False
         while not self._ending.is_set():
             try:
@@ -148,7 +148,7 @@ class SourceReader(threading.Thread):
                     loaded = True
                 with NodeConnection.open(self._nodes, self.name, CONNECT_S) as node:
                     self._read(node)
-            except (Fenced, Stop) as error:
+            except (Fenced, OtherLog, Stop) as error:
                 self.failure = error
                 self._enter(State.ERROR, str(error) or "the listener has raised Stop")
                 return
@@ -166,7 +166,9 @@ class SourceReader(threading.Thread):
     def _read(self, node: NodeConnection) -> None:
         machine = Machine(self.queue, self._progress)
         while not self._ending.is_set():
-            after = machine.seen if machine.phase is not None else self._find_snapshot(node)
+            state = self._ask_queue(node)
+            machine.check_log(state.log_id)
+            after = machine.seen if machine.phase is not None else before_snapshot(state)
             start = find(node, self.queue, after) if after is not None else None
             if start is None:
                 self._enter(State.WAITING, "the queue holds no snapshot yet: the source's client supplies one at its next full sync")
@@ -175,14 +177,10 @@ class SourceReader(threading.Thread):
             self._enter(OF_PHASE[machine.phase], f"reads at {node.address}")
             self._follow(node, machine, start.offset)
 
-    def _find_snapshot(self, node: NodeConnection) -> Position | None:
-        """A position before the start of the newest whole snapshot, or else of the one under way; None: the door knows no such queue."""
+    def _ask_queue(self, node: NodeConnection) -> pb.ReceiveState:
+        """What the door knows of the queue; nothing if it knows no such queue."""
         body = node.get(receivers_question(self._parts.client_name))
-        for state in pb.ReceiveQueues.FromString(body or b"").queues:
-            if state.queue == self.queue:
-                begun = position_of(state.whole if state.whole.sequence else state.begun)
-                return Position(begun.epoch, begun.sequence - 1) if begun != START else START  # not known: reading begins at the head
-        return None
+        return next((state for state in pb.ReceiveQueues.FromString(body or b"").queues if state.queue == self.queue), pb.ReceiveState())
 
     def _follow(self, node: NodeConnection, machine: Machine, offset: int) -> None:
         """Takes messages from `offset` on, until the machine rewinds or `end`."""
@@ -279,3 +277,11 @@ class SourceReader(threading.Thread):
                 call()
         except Exception:
             log.exception("receiver %s: a method of the listener failed", self._receiver)
+
+
+def before_snapshot(state: pb.ReceiveState) -> Position | None:
+    """A position before the start of the newest whole snapshot, or else of the one under way; None: the door knows no such queue."""
+    if not state.queue:
+        return None
+    begun = position_of(state.whole if state.whole.sequence else state.begun)
+    return Position(begun.epoch, begun.sequence - 1) if begun != START else START  # not known: reading begins at the head

@@ -93,7 +93,7 @@ def test_a_position_is_freed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_values_of_receivers_fit() -> None:
     worst = Position((1 << 64) - 1, (1 << 64) - 1)
-    value = Progress(Phase.LOCAL_REPLAY, worst, "\x01" * REQUEST_ID_BYTES_MAX, worst, worst, missed=False).to_text()
+    value = Progress(Phase.LOCAL_REPLAY, worst, "\x01" * REQUEST_ID_BYTES_MAX, worst, worst, missed=False, log="f" * 32).to_text()
     made = pb.Commit(receiver="r" * PRODUCER_CHARS_MAX, queue=recv_queue("c" * NAME_CHARS_MAX, "s" * NAME_CHARS_MAX), value=value, token="t" * 32)
     made.MergeFrom(pb.Commit(expected="t" * 32, phase="local-replay", position=pb.Position(epoch=worst.epoch, sequence=worst.sequence)))
     assert made.ByteSize() <= module.COMMIT_BYTES_MAX

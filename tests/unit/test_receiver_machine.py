@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 from hypothesis import given, settings
@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from lrq_ha.errors import IllegalEvent, MalformedInput
 from lrq_ha.proto import lrq_pb2 as pb
+from lrq_ha.receiver.errors import OtherLog
 from lrq_ha.receiver.machine import Apply, Begin, Complete, Hole, Machine, Reach, Step
 from lrq_ha.receiver.progress import Phase, Progress
 from lrq_ha.receiver.states import TRANSITIONS, State, require_legal
@@ -359,7 +360,34 @@ def test_a_position_of_an_older_release_is_read_and_written_as_it_was(text: str)
     assert progress.to_text() == text
 
 
-@pytest.mark.parametrize("text", ["", "x", "[]", '["other", 1, 2, "r", 0, 0, 0, 0]', '["normal", 1, 2, "r", 0, 0, 0, 0, 7]', "null"])
+def test_a_position_counts_in_its_own_log_only() -> None:
+    """Also a position of an older release, from the first message on; and whatever the positions of the other log are."""
+    one, other = b"\x01" * 16, b"\x02" * 16
+    stream = Stream()
+    stream.write(0, transaction(2, ROWS, request="r"), transaction(3, END, request="r"), transaction(4, DELTA, b"x"))
+    stream.messages[0].batch.log_id = one
+    machine = Machine(Q, None)
+    machine.check_log(other)  # nothing is committed
+    last = machine.take(stream.messages)[-1]
+    assert isinstance(last, Apply)
+    assert Progress.from_text(last.progress.to_text()) == last.progress == Progress(Phase.NORMAL, at(4), log=one.hex())
+    stream.write(4, transaction(5, DELTA, b"y"))
+    stream.messages[1].batch.log_id = other
+    for progress in (last.progress, replace(last.progress, position=at(9))):
+        with pytest.raises(OtherLog, match=f"log {one.hex()}, and the queue has the log {other.hex()}"):
+            Machine(Q, progress).take(stream.messages[1:])
+        with pytest.raises(OtherLog):
+            Machine(Q, progress).check_log(other)
+    older = Machine(Q, Progress(Phase.NORMAL, at(4)))
+    [step] = older.take(stream.messages[1:])
+    assert isinstance(step, Apply)
+    assert step.progress.log == other.hex()
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "x", "[]", '["other", 1, 2, "r", 0, 0, 0, 0]', '["normal", 1, 2, "r", 0, 0, 0, 0, 7]', '["normal", 1, 2, "", 0, 0, 0, 0, "log"]', "null"],
+)
 def test_a_damaged_position_is_refused(text: str) -> None:
     with pytest.raises(MalformedInput, match="is no position of a receiver"):
         Progress.from_text(text)
