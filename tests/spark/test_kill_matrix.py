@@ -35,7 +35,7 @@ QUEUE = "LRQ_Recv_app_east"
 KILLS = 5
 STEP_TIMEOUT_S = 300.0
 KEYS = 50
-PAUSE_S = 0.02  # between two transactions
+PAUSE_S = 0.1  # between two transactions: a batch on the cluster takes seconds, and has to keep up
 
 
 @pytest.fixture(scope="module")
