@@ -14,12 +14,13 @@ import pytest
 from load import User, add_users, all_applied, command, eventually, in_sync, on_record, primary_of, renew, set_up, take_over, told
 from patience import PATIENT_DOOR
 from renewals import SMALL_LOG, discard, fall_off
-from stock_source import Source
-from test_receiver import arrived, database, listener, normal, receiving, stock
+from stock_source import TABLE, Source
+from test_receiver import Counting, arrived, database, listener, normal, receiving, stock
 
 from lrq_ha.lab import Lab
 from lrq_ha.publisher import FullSyncContext, FullSyncRequest, Publisher
-from lrq_ha.receiver import Receiver
+from lrq_ha.receiver import Receiver, Trimmed
+from lrq_ha.receiver.errors import ReceiverError
 from lrq_ha.routing.names import recv_queue
 from lrq_ha.streams.errors import MessageRefused
 
@@ -171,8 +172,8 @@ def test_a_snapshot_that_a_client_without_a_provider_leaves_is_made_by_the_next_
         following.publisher.close(60)
 
 
-@pytest.mark.quick
-def test_a_queue_fed_three_times_its_size_gives_a_new_receiver_the_whole_table(lab: Lab, source: Source, tmp_path: Path) -> None:
+def feed_three_times_its_size(lab: Lab, source: Source) -> None:
+    """Writes three times the size of its queue, with a table of nine items, no faster than full syncs come."""
     snapshots: set[str] = set()
     pad = " " * DELTA_BYTES
     for number in range(3 * RECEIVE_BYTES // DELTA_BYTES):
@@ -185,11 +186,42 @@ def test_a_queue_fed_three_times_its_size_gives_a_new_receiver_the_whole_table(l
             eventually("what was sent to arrive, and the sink to lack nothing", lambda: in_step(lab, source), 30)
             snapshots.add(str(snapshot_of(lab, source.client_name).get("whole")))
     assert len(snapshots - {"None"}) >= 3, f"the sink demands full syncs by itself: {snapshots}"
+
+
+@pytest.mark.quick
+def test_a_queue_fed_three_times_its_size_gives_a_new_receiver_the_whole_table(lab: Lab, source: Source, tmp_path: Path) -> None:
+    feed_three_times_its_size(lab, source)
     path = database(tmp_path)
     with receiving(lab, source, listener(path)) as receiver:
         arrived(receiver, source)
         normal(receiver)
         assert stock(path) == source.stock
+
+
+def test_a_receiver_whose_place_was_trimmed_is_told_and_healed(lab: Lab, source: Source, tmp_path: Path) -> None:
+    """It is away while its queue is fed three times its size: what comes next for it is gone."""
+    path, errors = database(tmp_path), list[ReceiverError]()
+
+    class Telling(Counting):
+        def on_error(self, source: str, error: ReceiverError) -> None:
+            errors.append(error)
+
+    def telling() -> Telling:
+        return Telling(lambda: sqlite3.connect(path, timeout=30), [TABLE])
+
+    with receiving(lab, source, telling()) as receiver:
+        source.change_many(0, 20)
+        arrived(receiver, source)
+        normal(receiver)
+        left_at = receiver.status()["east"].position
+    feed_three_times_its_size(lab, source)
+    with receiving(lab, source, telling()) as receiver:
+        arrived(receiver, source)
+        normal(receiver)
+        assert stock(path) == source.stock
+    [error] = errors
+    assert isinstance(error, Trimmed)
+    assert (error.after, error.before > error.after) == (left_at, True)
 
 
 def test_a_new_primary_without_a_whole_snapshot_demands_one(lab: Lab, source: Source, tmp_path: Path) -> None:
