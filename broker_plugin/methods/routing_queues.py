@@ -139,9 +139,10 @@ def _transmit(session: ClientSession, channel: ClientChannel, queue: str, header
         todo = f"deltas, which have no request id, go to {names.SEND_LOG_ENTRIES}, a full sync's data to {names.SEND_SNAP_SYNC}"
         raise LrqError(f"{queue} takes nothing with request id {transaction.request_id!r}", todo=todo)
     _check_request(transaction.request_id)
-    for destination in destinations:
-        _check_destination(session, destination)
     passed = [destination for destination in destinations if destination in transaction.path]
+    for destination in destinations:
+        if destination not in passed:
+            _check_destination(session, destination)
     if passed and len(passed) == len(destinations):
         way = " > ".join((*transaction.path, session.door.group))
         listed = ", ".join(f"'{destination}'" for destination in passed)

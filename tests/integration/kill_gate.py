@@ -118,7 +118,7 @@ def changing(source: Recording) -> Iterator[None]:
 
 def kill(lab: Lab, gate: Gate, victim: str) -> list[str]:
     """Kills a victim. Returns the nodes that are down."""
-    groups = {"sink": ["west"], "source": ["east"], "all three": ["west", "east"]}.get(victim, [])
+    groups = {"sink": ["west"], "source": ["east"], "both primaries": ["west", "east"], "all three": ["west", "east"]}.get(victim, [])
     if victim in ("receiver", "all three"):
         gate.kill()
     killed = []
@@ -142,7 +142,7 @@ def run_through(lab: Lab, folder: Path, state: str, victim: str, dsn: str = "") 
         lab: Groups east, the source, and west.
         folder: For the receiver's files.
         state: Of the receiver; "waiting": before the source's client announces itself.
-        victim: "receiver", "sink" or "source" (their groups' primaries), or "all three".
+        victim: "receiver", "sink" or "source" (their groups' primaries), "both primaries", or "all three".
         dsn: Of a PostgreSQL database; empty: SQLite.
     """
     client_name = f"kills{time.time_ns() % 10**9}"

@@ -20,7 +20,7 @@ from lrq_ha.lab import Lab
 pytestmark = [pytest.mark.broker, pytest.mark.proves("G6")]
 
 STATES = ("waiting", "bootstrap", "local-replay", "normal")
-VICTIMS = ("receiver", "sink", "source", "all three")
+VICTIMS = ("receiver", "sink", "source", "both primaries", "all three")
 
 
 @pytest.fixture(scope="module")

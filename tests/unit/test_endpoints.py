@@ -110,11 +110,14 @@ def test_a_transaction_goes_to_the_sites_that_it_has_not_passed() -> None:
         assert [(logged.payloads[entry.payload], list(entry.destinations)) for entry in logged.entries] == [(b"both", ["south"])]
         assert list(logged.path) == ["west", "north"]
         assert b"west only" not in client.runs[0].transmission.body
+        forward("north", "south")  # the way goes on from here to the south only
+        assert client.heard() == []
+        assert len(client.runs) == 2
         forward("west")
         (returned,) = client.heard()
         assert (returned.name, returned.reply_code) == ("Basic.Return", reply_codes.NO_ROUTE)
         assert returned.reply_text == "destination 'west' has had this transaction already, which has come by west > north > east"
-        assert len(client.runs) == 1
+        assert len(client.runs) == 2
         assert client.publish(SEND_LOG_ENTRIES, LogEntries.checked([(b"x", ["west", "wets"])], ["west"]).to_bytes("orders", "", 0)) is None
         assert client.heard()[0].reply_text == "destination 'wets' is not known to group 'east'; known: south, west"
 
