@@ -1,7 +1,7 @@
-"""The tables of `lrq-ha list` below the nodes: the sites to which a primary sends, and the receive queues of its group. No I/O.
+"""The tables of `lrq-ha list` below the nodes: the sites to which a primary sends, the receive queues of its group, and their receivers. No I/O.
 
-Rules: they are made of the primary's status; a table without rows is left out. Of more than ROWS_MAX rows the sessions that lack most, and
-the queues with an open demand, are shown.
+Rules: they are made of the primary's status; a table without rows is left out. Of more than ROWS_MAX rows the sessions and receivers that lack
+most, and the queues with an open demand, are shown.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ ROWS_MAX = 100
 
 _SITE_HEADINGS = ("SITE", "CLIENT", "STATE", "LAG", "LAG S", "LEFT")
 _QUEUE_HEADINGS = ("SOURCE", "CLIENT", "LAST", "AGE S", "SNAPSHOT", "DEMAND")
+_RECEIVER_HEADINGS = ("RECEIVER", "SOURCE", "CLIENT", "PHASE", "LAG")
 #: Columns of numbers, aligned to the right.
 _NUMBERS = frozenset({"LAG", "LAG S", "LEFT", "LAST", "AGE S"})
 
@@ -51,6 +52,7 @@ def site_lines(group: str, status: Mapping[str, Any], width: int | None) -> list
     return [
         *_table(f"sites to which {group} sends:", _SITE_HEADINGS, list(_site_rows(sites)), links, width),
         *_table(f"receive queues of {group}:", _QUEUE_HEADINGS, [_queue_row(queue) for queue in queues.values()], [], width),
+        *_table(f"receivers at {group}:", _RECEIVER_HEADINGS, list(_receiver_rows(queues)), [], width),
     ]
 
 
@@ -93,3 +95,11 @@ def _queue_row(queue: Mapping[str, Any]) -> Row:
     last = str(queue.get("last") or "-").rpartition(".")[2]  # the sequence, as LOG END of the source
     cells = (*map(format_cell, (queue.get("source"), queue.get("client"), last, queue.get("age_s"))), state, "open" if demand else "-")
     return Row(cells, f"a full sync is demanded: {demand}" if demand else "", float(bool(demand)))
+
+
+def _receiver_rows(queues: Mapping[str, Any]) -> Iterator[Row]:
+    for queue in queues.values():
+        for name, receiver in (queue.get("receivers") or {}).items():
+            lag = receiver.get("lag_entries")
+            cells = (name, *map(format_cell, (queue.get("source"), queue.get("client"), receiver.get("phase"), lag)))
+            yield Row(cells, weight=math.inf if lag is None else float(lag))

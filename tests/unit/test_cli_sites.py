@@ -30,6 +30,10 @@ def test_sites_and_receive_queues_stand_below_the_nodes() -> None:
         "south": {"connected": True, "problem": "", "clients": {}},
     }
     queue = QUEUE | {"demand": "rows were lost", "age_s": None}
+    queue["receivers"] = {
+        "bills-db": {"position": "513.4700", "phase": "normal", "lag_entries": 11},
+        "archive": {"position": "257.9", "phase": None, "lag_entries": None},
+    }
     receiving = {"LRQ_Recv_orders_east": QUEUE, "LRQ_Recv_bills_east": queue | {"client": "bills"}}
     status = {"role": "active", "epoch": 513, "in_set": True, "end": 4711, "sessions": sessions, "receiving": receiving, "reason": "primary"}
     backup = Report(Target("e2", "centre", "http://127.0.0.1:2"), {"role": "ready", "sessions": sessions, "receiving": receiving})
@@ -59,6 +63,11 @@ def test_sites_and_receive_queues_stand_below_the_nodes() -> None:
         "east    bills   4711      -  whole     open",
         "",
         "  east  bills  a full sync is demanded: rows were lost",
+        "",
+        "receivers at centre:",
+        "RECEIVER  SOURCE  CLIENT  PHASE   LAG",
+        "bills-db  east    bills   normal   11",
+        "archive   east    bills   -         -",
     ]
     assert max(map(len, lines)) <= 80
 
