@@ -12,20 +12,23 @@ Rules: `options`, `offsets` and `ranges` are pure; `planning`, `reading` and `st
 `tables` uses Spark operations only; `pipeline` keeps tables on disk.
 """
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from lrq_ha.spark.source import LrqDataSource, register
 
 if TYPE_CHECKING:
     from lrq_ha.spark.pipeline.readers import tables_at
+    from lrq_ha.spark.query_listener import LrqListener
 
-__all__ = ["LrqDataSource", "register", "tables_at"]
+__all__ = ["LrqDataSource", "LrqListener", "register", "tables_at"]
+
+#: Loaded when they are asked for: Spark's workers, which import this package, do not need them.
+_ON_DEMAND = {"tables_at": "lrq_ha.spark.pipeline.readers", "LrqListener": "lrq_ha.spark.query_listener"}
 
 
 def __getattr__(name: str) -> Any:
-    """`tables_at` is loaded when it is asked for: Spark's workers, which import this package, do not need the pipeline."""
-    if name != "tables_at":
+    """Loads a name of `_ON_DEMAND`."""
+    if name not in _ON_DEMAND:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from lrq_ha.spark.pipeline.readers import tables_at
-
-    return tables_at
+    return getattr(importlib.import_module(_ON_DEMAND[name]), name)
