@@ -4,6 +4,9 @@
 
 Rules: a change lands at any moment after it was asked for, once for each copy that was sent, or never; its answer may be lost, then another copy
 is sent. A lease ends before its time now and then. A node that etcd does not answer is told so. Copies outlive their senders.
+
+Checked beside the promises of a cluster: two doors are open at once only for a while (E5), no door is closed and no epoch taken without need (E6),
+and a primary whose broker stands still is replaced (E4).
 """
 
 from __future__ import annotations
@@ -12,17 +15,47 @@ import random
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from typing import NamedTuple
 
 from chaos import Chaos
-from cluster import Cluster, Host, Violation
+from cluster import HEARD_S, Cluster, Host, Violation
 
-from lrq_ha.replication.events import ChangeRegister, LeaseRenewed, Progressed, RegisterAnswered, RegisterRead
+from lrq_ha.errors import IllegalEvent
+from lrq_ha.replication.events import (
+    ChangeRegister,
+    Event,
+    Heartbeat,
+    LeaseRenewed,
+    PeerDisconnected,
+    PeerGone,
+    PeerMessage,
+    Progressed,
+    RegisterAnswered,
+    RegisterRead,
+)
 from lrq_ha.replication.node import Node
 from lrq_ha.replication.register import Record, RegisterView, Why
+from lrq_ha.replication.roles import Role
 from lrq_ha.replication.settings import NodeSettings
 
 TTL_S = 1.0
 PATIENCE = 4  # times chaos.OPERATOR_PATIENCE_S
+DOORS_S = 2 * TTL_S  # two doors are open at once for no longer: a lease, and a heartbeat that came as late
+REPLACED_S = 5.0  # by then another node serves
+MENDED_S = DOORS_S + 0.5  # what has been replaced is mended so much later
+
+
+def replaces(seed: int) -> bool:
+    """In one life of ten a primary has to be replaced now and then, while all else is well."""
+    return seed % 10 == 4
+
+
+class Beat(NamedTuple):
+    """The last heartbeat of one node at another, over connections that have stood since."""
+
+    at: float
+    epoch: int
+    progress: bool
 
 
 class RegisteredCluster(Cluster):
@@ -33,10 +66,14 @@ class RegisteredCluster(Cluster):
         away: Nodes that etcd does not answer.
         whys: The right to each epoch that etcd has had.
         compares: A change compares the register with what was seen; off: the rule E1.
+        proves: A driver renews the lease, and tells of progress, only if its broker has confirmed what was written; off: the rule E4.
+        standing: Nodes whose broker stands still: it confirms nothing.
+        beats: By sender and receiver.
     """
 
     prompt = True
     compares = True
+    proves = True
 
     def __init__(self, size: int, **options: object) -> None:
         super().__init__(size, **options)  # type: ignore[arg-type]
@@ -48,6 +85,9 @@ class RegisteredCluster(Cluster):
         self.flying: list[tuple[int, ChangeRegister]] = []
         self.priorities: dict[int, int] = {}
         self.whys: list[Why | None] = []
+        self.standing: set[int] = set()
+        self.beats: dict[tuple[int, int], Beat] = {}
+        self.both_since: float | None = None  # two doors are open
 
     def settings(self, node: int) -> NodeSettings:
         return replace(super().settings(node), lease_ttl_s=TTL_S, priority=self.priorities.get(node, 100))
@@ -60,21 +100,42 @@ class RegisteredCluster(Cluster):
     def tick(self, i: int) -> None:
         super().tick(i)
         host = self.hosts[i]
+        self._check_needless(host)
         if self.holder and self.now >= self.lease_until:
             self.end_lease()
         if host.node is None or host.ended:
             return
-        if host.node.leading and not host.pending:
+        if host.node.leading and self._proved(host):
             self._feed(host, Progressed())
         if i in self.away:
             self._feed(host, RegisterRead(None))
         elif i not in self.asked:
-            if host.node.leading and self.holder == i and not host.pending:
+            if host.node.leading and self.holder == i and (self._proved(host) or not self.proves):
                 self._renew(host)
             self._feed(host, RegisterRead(self.view()))
         elif self.prompt:
             self.flying.append((i, self.asked[i]))
             self.land(len(self.flying) - 1, answered=True)
+
+    def confirm(self, i: int, count: int = 1) -> None:
+        if i not in self.standing:
+            super().confirm(i, count)
+
+    def _proved(self, host: Host) -> bool:
+        """E4: its broker has confirmed what was written."""
+        return not host.pending and host.id not in self.standing
+
+    def _feed(self, host: Host, event: Event) -> None:
+        if isinstance(event, PeerMessage) and isinstance(event.message, Heartbeat):
+            self.beats[event.peer, host.id] = Beat(self.now, event.message.epoch, event.message.progress)
+        elif isinstance(event, PeerGone | PeerDisconnected):
+            self.beats.pop((event.peer, host.id), None)
+        super()._feed(host, event)
+
+    def hears(self, host: Host, other: int) -> Beat | None:
+        """What a node has heard of another a moment ago, if it can send to it, too."""
+        beat, there = self.beats.get((other, host.id)), self.conns.get((host.id, other))
+        return beat if beat and there and not there.broken and self.now - beat.at < HEARD_S else None
 
     def _renew(self, host: Host) -> None:
         self.lease_until = self.now + TTL_S
@@ -82,6 +143,8 @@ class RegisteredCluster(Cluster):
 
     def _change_register(self, host: Host, node: Node, effect: ChangeRegister) -> None:
         self.say(f"n{host.id} asks for {effect.record}{' and the lease' if effect.take else ''}")
+        if effect.why is Why.LEASE:
+            self._check_right(host, effect)
         self.asked[host.id] = effect
 
     def crash(self, i: int, landed: int = 0, **more: bool) -> None:  # type: ignore[override]
@@ -89,6 +152,8 @@ class RegisteredCluster(Cluster):
             self.flying.append((i, self.asked[i]))
         self.asked.pop(i, None)
         super().crash(i, landed, **more)
+        for key in [key for key in self.beats if key[1] == i]:
+            del self.beats[key]
 
     # ---- etcd --------------------------------------------------------------------------------------------------------
 
@@ -118,6 +183,31 @@ class RegisteredCluster(Cluster):
                 self._feed(host, LeaseRenewed(self.clock(host) + TTL_S))
             self._feed(host, RegisterAnswered(done, self.view()))
 
+    # ---- promises ----------------------------------------------------------------------------------------------------
+
+    def check_doors(self) -> None:
+        """E5: a primary that may have been replaced serves no clients."""
+        doors = [h for h in self.running() if h.node and h.node.serving and not h.node.cut_off and not h.ended]
+        self.both_since = (self.now if self.both_since is None else self.both_since) if len(doors) > 1 else None
+        if self.both_since is not None and self.now - self.both_since > DOORS_S:
+            raise Violation(f"E5: the doors of {', '.join(f'n{h.id}' for h in doors)} have been open at once for {DOORS_S:g} s")
+
+    def _check_needless(self, host: Host) -> None:
+        """E6: a primary that every member follows, and is heard by it, serves its clients."""
+        node = host.node
+        if node is None or not node.cut_off or host.ended or not node.own_record:
+            return
+        beats = [self.hears(host, member) for member in node.own_record.members - {host.id}]
+        if all(beat and beat.epoch == node.leading for beat in beats):
+            raise Violation(f"E6: n{host.id} turns its clients away, and hears each member of its set: {node.cut_off}")
+
+    def _check_right(self, host: Host, effect: ChangeRegister) -> None:
+        """E6: a leader that is heard, and makes progress, is not replaced."""
+        before = effect.seen.record
+        beat = self.hears(host, before.leader) if before else None
+        if before and beat and beat.progress and beat.epoch == before.epoch:
+            raise Violation(f"E6: n{host.id} takes an epoch, and hears that n{before.leader} leads and makes progress")
+
     _EFFECTS = {**Cluster._EFFECTS, ChangeRegister: _change_register}
 
 
@@ -130,6 +220,10 @@ class RegisteredChaos(Chaos):
         self.register.prompt = False
         self.etcd = random.Random(-2 - seed)
         self.waits = 0
+        self.replaces = replaces(seed) and not self.strict  # a strict set confirms nothing without each member
+        self.lame = 0  # a primary that has to be replaced, and since when
+        self.lame_since = 0.0
+        self.replaced_at: float | None = None
 
     @property
     def register(self) -> RegisteredCluster:
@@ -144,8 +238,13 @@ class RegisteredChaos(Chaos):
         super().step()
         c, r = self.register, self.etcd
         c.prompt = False
+        c.check_doors()
         if not self.faults:
-            c.away.clear()
+            self.mend()
+        elif self.lame:
+            self.await_another()
+        elif self.replaces and r.random() < 0.01:
+            self.strike()
         elif r.random() < 0.01:
             c.away ^= {r.choice(sorted(c.hosts))}
         elif c.holder and r.random() < 0.01:
@@ -162,6 +261,49 @@ class RegisteredChaos(Chaos):
             found += [lambda: c.land(which, answered=r.random() < 0.7)] * 2
         return found
 
+    def fault(self) -> None:
+        if not self.lame:
+            super().fault()
+
+    def strike(self) -> None:
+        """The broker of the primary stands still, or it is cut off from all. All else is mended. Only where another node is ready to lead."""
+        c, primary = self.register, self.register.primary()
+        if primary is None or primary.node is None or c.record is None or c.record != primary.node.own_record or c.asked or c.flying:
+            return
+        others = [c.hosts[member] for member in c.record.members - {primary.id}]
+        if not others or not all(h.node and h.node.role is Role.READY and not h.node.lost_host and not h.ended for h in others):
+            return
+        self.mend()
+        self.lame, self.lame_since, self.replaced_at = primary.id, c.now, None
+        if self.etcd.random() < 0.5:
+            c.say(f"the broker of n{primary.id} stands still")
+            c.standing = {primary.id}
+        else:
+            c.away = {primary.id}
+            for other in c.hosts.keys() - {primary.id}:
+                c.cut(primary.id, other)
+
+    def await_another(self) -> None:
+        """E4: another node serves soon. Then the first one is mended, a while later."""
+        c, primary = self.register, self.register.primary()
+        if self.replaced_at is not None:
+            if c.now - self.replaced_at > MENDED_S:
+                self.mend()
+        elif primary and primary.id != self.lame:
+            self.replaced_at = c.now
+        elif c.record and c.record.members == {self.lame}:
+            self.mend()  # the others have left its set meanwhile: none of them may lead
+        elif c.now - self.lame_since > REPLACED_S:
+            raise Violation(f"E4: n{self.lame} has not been replaced for {REPLACED_S:g} s: {self.describe_all()}")
+
+    def mend(self) -> None:
+        c = self.register
+        self.lame = 0
+        c.away.clear()
+        if c.standing or c.cuts:
+            c.standing = set()
+            c.heal()
+
     def operate(self) -> None:
         """Nobody is there but for a switchover."""
         primary = self.cluster.primary()
@@ -176,15 +318,14 @@ class RegisteredChaos(Chaos):
             super().operator_chooses()
 
 
-def run(seed: int, **options: object) -> RegisteredChaos:
-    """Raises Violation, IllegalEvent or what else breaks."""
+def run(seed: int, **options: object) -> None:
+    """One life; an exception tells its seed and its last steps."""
     chaos = RegisteredChaos(seed, **options)
     try:
         chaos.run()
-    except Exception as error:
-        tail = "\n".join(chaos.cluster.log)
-        raise type(error)(f"{error}\nseed {seed}; the last steps:\n{tail}") from error
-    return chaos
+    except (Violation, IllegalEvent, RuntimeError, LookupError, ValueError) as error:
+        tail = "\n".join(list(chaos.cluster.log)[-40:])
+        raise Violation(f"seed {seed}: {type(error).__name__}: {error}\n{tail}\nreplay: python tests/simulation/registered.py {seed}") from error
 
 
 if __name__ == "__main__":
