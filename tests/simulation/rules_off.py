@@ -31,6 +31,7 @@ from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.replication import candidate as candidate_module
 from lrq_ha.replication import follower as follower_module
 from lrq_ha.replication import leader as leader_module
+from lrq_ha.replication import lease_candidate as lease_candidate_module
 from lrq_ha.replication import queue_filter as queue_filter_module
 from lrq_ha.replication.applied import Generations
 from lrq_ha.replication.base import NodeBase, Written
@@ -39,7 +40,7 @@ from lrq_ha.replication.checkpoints import Checkpoints, StartPoint
 from lrq_ha.replication.dead_letters import Deaths
 from lrq_ha.replication.deduplication import Dedup
 from lrq_ha.replication.delivery_filter import DeliveryFilter
-from lrq_ha.replication.events import Ack, Effect, Event, Heartbeat, Lead, Opened, Push, Recover, WriteBatch, WriteFence
+from lrq_ha.replication.events import Ack, Effect, Event, Heartbeat, Lead, Opened, PromoteRequest, Push, Recover, WriteBatch, WriteFence
 from lrq_ha.replication.follower import Follower
 from lrq_ha.replication.in_sync import InSyncSet
 from lrq_ha.replication.leader import Leader
@@ -456,6 +457,23 @@ def cut_off_when_the_lease_is_over(self: RegisterKeeper, now: float) -> None:
     self._node.cut_off = "the lease is over" if now > self._lease_until else ""
 
 
+def believe_any_record(view: RegisterView, log: LogIndex, version: int) -> str:
+    return "the record of another group" if view.foreign else ""
+
+
+def leave_the_record_alone(self: RegisterKeeper, view: RegisterView, written: Record, now: float) -> None:
+    """A primary does not write a record again that went back."""
+    if view.record == written:
+        _keep(self, view, written, now)
+
+
+def forbid_nothing_without_etcd(self: Requests, event: PromoteRequest) -> str:
+    return "" if event.without_register else _register_forbids(self, event)
+
+
+_register_forbids = Requests._register_forbids
+
+
 def take_without_membership(self: LeaseCandidate, record: Record) -> str | None:
     found = _own_obstacle(self, record)
     return None if found and "not in the set in etcd" in found and self._node.log.in_set else found
@@ -611,6 +629,10 @@ ETCD: dict[str, Part] = {
     "a primary whose lease is over serves clients": Part("E5", _patched(RegisterKeeper, "_consider_serving", lambda *_: None)),
     "a primary that all members follow serves no clients": Part("E6", _patched(RegisterKeeper, "_consider_serving", cut_off_when_the_lease_is_over)),
     "a leader that is heard is replaced": Part("E6", _patched(LeaseCandidate, "_hears_leader", lambda *_: False)),
+    "all candidates try at once": Part("E7", _patched(lease_candidate_module, "rank", lambda *_: 0)),
+    "a record that went back gives a right": Part("E8", _patched(lease_candidate_module, "went_back", believe_any_record)),
+    "a primary does not write a record again that went back": Part("E8", _patched(RegisterKeeper, "_keep", leave_the_record_alone)),
+    "an operator promotes without etcd, which answers": Part("E10", _patched(Requests, "_register_forbids", forbid_nothing_without_etcd)),
 }
 PARTS: dict[str, Part] = {**LOG, **QUEUES, **ETCD}
 
