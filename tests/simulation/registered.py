@@ -45,6 +45,7 @@ TTL_S = 1.0
 PATIENCE = 4  # times chaos.OPERATOR_PATIENCE_S
 DOORS_S = 2 * TTL_S  # two doors are open at once for no longer: a lease, and a heartbeat that came as late
 REPLACED_S = 5.0  # by then another node serves
+STATIC_S = 3.0  # from then on etcd coordinates a group that began without
 WRITTEN_S = 3.0  # by then a primary has written its record again
 MENDED_S = DOORS_S + 0.5  # what has been replaced is mended so much later
 
@@ -69,6 +70,11 @@ def prefers(seed: int) -> bool:
     return seed % 10 == 7
 
 
+def begins_static(seed: int) -> bool:
+    """In one life of ten the group has static coordination for a while. Then all sidecars are started again, with etcd, which has no record."""
+    return seed % 10 == 9
+
+
 class Beat(NamedTuple):
     """The last heartbeat of one node at another, over connections that have stood since."""
 
@@ -86,6 +92,7 @@ class RegisteredCluster(Cluster):
         whys: The right to each epoch that etcd has had.
         compares: A change compares the register with what was seen; off: the rule E1.
         proves: A driver renews the lease, and tells of progress, only if its broker has confirmed what was written; off: the rule E4.
+        coordinated: etcd coordinates the group; else its coordination is static.
         standing: Nodes whose broker stands still: it confirms nothing.
         beats: By sender and receiver.
         past: What the register has held.
@@ -105,6 +112,7 @@ class RegisteredCluster(Cluster):
         self.flying: list[tuple[int, ChangeRegister]] = []
         self.priorities: dict[int, int] = {}
         self.whys: list[Why | None] = []
+        self.coordinated = True
         self.standing: set[int] = set()
         self.beats: dict[tuple[int, int], Beat] = {}
         self.past: list[Record | None] = [None]
@@ -113,7 +121,7 @@ class RegisteredCluster(Cluster):
         self.free_since = 0.0  # no node has the lease
 
     def settings(self, node: int) -> NodeSettings:
-        return replace(super().settings(node), lease_ttl_s=TTL_S, priority=self.priorities.get(node, 100))
+        return replace(super().settings(node), lease_ttl_s=TTL_S if self.coordinated else 0.0, priority=self.priorities.get(node, 100))
 
     def view(self) -> RegisterView:
         return RegisterView(self.record, self.record_revision, self.holder, self.holder_revision)
@@ -123,6 +131,8 @@ class RegisteredCluster(Cluster):
     def tick(self, i: int) -> None:
         super().tick(i)
         host = self.hosts[i]
+        if not self.coordinated:
+            return
         self._check_needless(host)
         if self.holder and self.now >= self.lease_until:
             self.end_lease()
@@ -226,7 +236,7 @@ class RegisteredCluster(Cluster):
 
     # ---- promises ----------------------------------------------------------------------------------------------------
 
-    def promote(self, i: int, down: Iterable[int] = (), *, without_register: bool = False, **more: bool) -> Answer | None:  # type: ignore[override]
+    def promote(self, i: int, down: Iterable[int] = (), *, without_register: bool = False, **more: bool) -> Answer | None:
         answers = i not in self.away and self.node(i).register is not None and not self.node(i).register_away
         answer = super().promote(i, down, without_register=without_register, **more)
         if without_register and answers and (answer is None or answer.ok):
@@ -244,7 +254,7 @@ class RegisteredCluster(Cluster):
 
     def check_doors(self) -> None:
         """E5: a primary that may have been replaced serves no clients."""
-        doors = [h for h in self.running() if h.node and h.node.serving and not h.node.cut_off and not h.ended]
+        doors = [h for h in self.running() if h.node and h.node.serving and not h.node.cut_off and not h.ended and self.coordinated]
         self.both_since = (self.now if self.both_since is None else self.both_since) if len(doors) > 1 else None
         if self.both_since is not None and self.now - self.both_since > DOORS_S:
             raise Violation(f"E5: the doors of {', '.join(f'n{h.id}' for h in doors)} have been open at once for {DOORS_S:g} s")
@@ -293,6 +303,7 @@ class RegisteredChaos(Chaos):
         self.replaced_at: float | None = None
         self.restores = restores(seed) and not self.host_losses  # a lost host may have lost what it knew of the record
         self.restored = False
+        self.register.coordinated = not begins_static(seed)
         self.tries_without_etcd = tries_without_etcd(seed)
         if prefers(seed):
             self.register.priorities = {self.etcd.choice(sorted(self.register.hosts)): 200}
@@ -312,6 +323,8 @@ class RegisteredChaos(Chaos):
         c.prompt = False
         c.check_doors()
         c.check_record()
+        if not c.coordinated and c.now > STATIC_S:
+            self.begin_coordination()
         if not self.faults:
             self.mend()
         elif self.lame:
@@ -341,6 +354,17 @@ class RegisteredChaos(Chaos):
     def fault(self) -> None:
         if not self.lame:
             super().fault()
+
+    def begin_coordination(self) -> None:
+        """E9: all sidecars are started again, some later than others."""
+        c = self.register
+        for i, host in c.hosts.items():
+            if host.up:
+                c.crash(i, len(host.pending))
+        c.coordinated = True
+        for i in c.hosts:
+            if self.etcd.random() < 0.5:
+                c.start(i)
 
     def strike(self) -> None:
         """The broker of the primary stands still, or it is cut off from all. All else is mended. Only where another node is ready to lead."""

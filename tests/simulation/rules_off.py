@@ -474,6 +474,20 @@ def forbid_nothing_without_etcd(self: Requests, event: PromoteRequest) -> str:
 _register_forbids = Requests._register_forbids
 
 
+def take_without_promises(self: LeaseCandidate, now: float) -> None:
+    """A node takes the first epoch of a group that etcd has no record of as it takes a later one."""
+    node, view = self._node, self._node.register
+    free = view is not None and view.record is None and not (node.register_away or node.leading or self._candidate.epoch or self._registrar.busy)
+    if view is None or not free or self._obstacle(view, now) is not None:
+        _consider_the_lease(self, now)
+        return
+    epoch, members = self._candidate.next_epoch(), frozenset(node.settings.names if node.settings.strict else {node.me})
+    self._registrar.change(epoch, members, lambda done, now: self._candidate.given(epoch, members, now) if done else None, take=True)
+
+
+_consider_the_lease = LeaseCandidate.consider
+
+
 def take_without_membership(self: LeaseCandidate, record: Record) -> str | None:
     found = _own_obstacle(self, record)
     return None if found and "not in the set in etcd" in found and self._node.log.in_set else found
@@ -632,6 +646,7 @@ ETCD: dict[str, Part] = {
     "all candidates try at once": Part("E7", _patched(lease_candidate_module, "rank", lambda *_: 0)),
     "a record that went back gives a right": Part("E8", _patched(lease_candidate_module, "went_back", believe_any_record)),
     "a primary does not write a record again that went back": Part("E8", _patched(RegisterKeeper, "_keep", leave_the_record_alone)),
+    "the first record needs no promises": Part("E9", _patched(LeaseCandidate, "consider", take_without_promises)),
     "an operator promotes without etcd, which answers": Part("E10", _patched(Requests, "_register_forbids", forbid_nothing_without_etcd)),
 }
 PARTS: dict[str, Part] = {**LOG, **QUEUES, **ETCD}
