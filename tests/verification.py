@@ -190,7 +190,8 @@ RULES = """\
 ## Rules of the design
 
 With any part of a rule of [architecture.md](architecture.md#the-rules) switched off, a test fails: a life of the whole
-(`tests/simulation/life.py SEED`), a life of the log (`tests/simulation/chaos.py SEED`), or a trace (`tests/scenarios`).
+(`tests/simulation/life.py SEED`), a life of the log (`tests/simulation/chaos.py SEED`), a life of a group that etcd
+coordinates (`tests/simulation/registered.py SEED`), or a trace (`tests/scenarios`).
 [test_rules.py](../tests/simulation/test_rules.py) runs each row, and shows that each kind of check finds an error.
 `python tests/simulation/table.py` writes the table.
 """

@@ -6,6 +6,7 @@ Rules:
 - A newcomer is in the set in etcd after the MEMBERS with it is safe.
 - One change of the set at a time: the change, its answer and the MEMBERS together.
 - Whether the group is paused is for any node to write into the record, as operators ask any; a leader takes it over.
+- A leader that has lost its lease takes it again only while its own stream makes progress (E4).
 - A leader whose epoch was taken without etcd writes the record as soon as etcd answers.
 - While etcd does not answer, this node goes on leading, and no member can be taken out: a silent one holds confirms.
 - When its lease is over, and a member has been silent for as long, another node may have been promoted: then no client is served until either ends.
@@ -59,7 +60,7 @@ class RegisterKeeper:
         elif not self._registrar.busy and not view.foreign:
             self._adopt_pause(record)
             if node.own_record:
-                self._keep(view, node.own_record)
+                self._keep(view, node.own_record, now)
             elif self._leader.set.is_settled():
                 self._change(node.in_sync, take=True, why=Why.OPERATOR)
 
@@ -69,11 +70,12 @@ class RegisterKeeper:
         if record and written and record.version > written.version and replace(written, version=record.version, paused=record.paused) == record:
             self._node.written = record
 
-    def _keep(self, view: RegisterView, written: Record) -> None:
+    def _keep(self, view: RegisterView, written: Record, now: float) -> None:
         """Makes the one change that is due."""
         node, members = self._node, self._node.log.members
         if view.record != written or view.holder != node.me:
-            self._change(written.members, take=True)  # E5, E8: the record went back, or the key is gone: both are written again
+            if self.makes_progress(now):  # E4: else another node is to lead
+                self._change(written.members, take=True)  # E5, E8: the record went back, or the key is gone: both are written again
             return
         for member in sorted(self._leader.set.leaving & members):
             if member in written.members:

@@ -148,6 +148,20 @@ def test_a_leader_that_makes_no_progress_is_replaced() -> None:
     assert c.primary() is c.hosts[2]
 
 
+def test_a_leader_that_makes_no_progress_leaves_its_lost_lease_alone() -> None:
+    """E4: it sees first that the key is gone. It writes the key again as soon as its broker confirms."""
+    c = group(2)
+    c.standing = {1}
+    for _ in range(60):
+        c.now += 0.05
+        c.tick(1)
+    assert (c.holder, c.asked) == (0, {})
+    c.standing = set()
+    c.settle(0.5)
+    assert c.holder == 1
+    goes_on(c, 1)
+
+
 def test_a_primary_that_is_cut_off_from_all_serves_no_clients() -> None:
     """E5; and serves them again when a member is heard."""
     c = group(2)

@@ -1,6 +1,7 @@
 """Each part of each rule switched off alone, to show that the checks would notice: options for the simulation, and what to patch meanwhile.
 
-Rules are those of docs/architecture.md. `LOG` parts are looked for in lives of the log (chaos.py), the others in lives of the whole (life.py).
+Rules are those of docs/architecture.md. `LOG` parts are looked for in lives of the log (chaos.py), `ETCD` parts in lives of a group that etcd
+coordinates (registered.py), the others in lives of the whole (life.py).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from applying import Applier, Sweeper
 from broker import Copy
 from door import Relay
 from pyroaring import BitMap64
+from registered import RegisteredCluster
 from sidecar import Site, Streams
 
 from broker_plugin.log import replica as replica_module
@@ -29,6 +31,7 @@ from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.replication import candidate as candidate_module
 from lrq_ha.replication import follower as follower_module
 from lrq_ha.replication import leader as leader_module
+from lrq_ha.replication import lease_candidate as lease_candidate_module
 from lrq_ha.replication import queue_filter as queue_filter_module
 from lrq_ha.replication.applied import Generations
 from lrq_ha.replication.base import NodeBase, Written
@@ -37,15 +40,18 @@ from lrq_ha.replication.checkpoints import Checkpoints, StartPoint
 from lrq_ha.replication.dead_letters import Deaths
 from lrq_ha.replication.deduplication import Dedup
 from lrq_ha.replication.delivery_filter import DeliveryFilter
-from lrq_ha.replication.events import Ack, Effect, Event, Heartbeat, Lead, Opened, Push, Recover, WriteBatch, WriteFence
+from lrq_ha.replication.events import Ack, Effect, Event, Heartbeat, Lead, Opened, PromoteRequest, Push, Recover, WriteBatch, WriteFence
 from lrq_ha.replication.follower import Follower
 from lrq_ha.replication.in_sync import InSyncSet
 from lrq_ha.replication.leader import Leader
+from lrq_ha.replication.lease_candidate import LeaseCandidate
 from lrq_ha.replication.log import Acceptance, BatchHeader, LogIndex, LogState, Members, common_end, safe_position
 from lrq_ha.replication.node import Node
 from lrq_ha.replication.operator_requests import Requests
 from lrq_ha.replication.positions import owner_of
 from lrq_ha.replication.queue_filter import QueueFilter, Verdict
+from lrq_ha.replication.register import Record, RegisterView
+from lrq_ha.replication.register_keeper import RegisterKeeper
 from lrq_ha.sidecar.node import recovery as rebuild_module
 
 Options = dict[str, object]
@@ -431,6 +437,89 @@ def refuse_in_doubt(self: Relay, settled: Settled, first: int, run: pb.Run) -> N
     self.replica.refuse([settled], unless_seen=True)
 
 
+# ---- coordination by etcd --------------------------------------------------------------------------------------------
+
+
+class WithoutCompare(RegisteredCluster):
+    """A change of the register does not compare it with what was seen (E1)."""
+
+    compares = False
+
+
+class RenewsWithoutProgress(RegisteredCluster):
+    """A driver renews the lease although its broker confirms nothing (E4)."""
+
+    proves = False
+
+
+def cut_off_when_the_lease_is_over(self: RegisterKeeper, now: float) -> None:
+    """A primary turns its clients away when etcd does not answer, whoever is heard."""
+    self._node.cut_off = "the lease is over" if now > self._lease_until else ""
+
+
+def believe_any_record(view: RegisterView, log: LogIndex, version: int) -> str:
+    return "the record of another group" if view.foreign else ""
+
+
+def leave_the_record_alone(self: RegisterKeeper, view: RegisterView, written: Record, now: float) -> None:
+    """A primary does not write a record again that went back."""
+    if view.record == written:
+        _keep(self, view, written, now)
+
+
+def forbid_nothing_without_etcd(self: Requests, event: PromoteRequest) -> str:
+    return "" if event.without_register else _register_forbids(self, event)
+
+
+_register_forbids = Requests._register_forbids
+
+
+def take_without_promises(self: LeaseCandidate, now: float) -> None:
+    """A node takes the first epoch of a group that etcd has no record of as it takes a later one."""
+    node, view = self._node, self._node.register
+    free = view is not None and view.record is None and not (node.register_away or node.leading or self._candidate.epoch or self._registrar.busy)
+    if view is None or not free or self._obstacle(view, now) is not None:
+        _consider_the_lease(self, now)
+        return
+    epoch, members = self._candidate.next_epoch(), frozenset(node.settings.names if node.settings.strict else {node.me})
+    self._registrar.change(epoch, members, lambda done, now: self._candidate.given(epoch, members, now) if done else None, take=True)
+
+
+_consider_the_lease = LeaseCandidate.consider
+
+
+def take_without_membership(self: LeaseCandidate, record: Record) -> str | None:
+    found = _own_obstacle(self, record)
+    return None if found and "not in the set in etcd" in found and self._node.log.in_set else found
+
+
+_own_obstacle = LeaseCandidate._own_obstacle
+
+
+def remove_before_etcd(self: InSyncSet, member: int, reason: str) -> None:
+    _leaves(self, member, reason)
+    self.gone(member)
+
+
+_leaves = InSyncSet.leaves
+
+
+def add_in_etcd_first(self: RegisterKeeper, view: RegisterView, written: Record, now: float) -> None:
+    coming = {number for number, peer in self._node.peers.items() if peer.subscribed} - written.members - self._leader.set.leaving
+    if coming and view.record == written and view.holder == self._node.me:
+        self._change(written.members | coming)
+    else:
+        _keep(self, view, written, now)
+
+
+_keep = RegisterKeeper._keep
+
+
+def look_at_the_record_alone(self: LeaseCandidate, record: Record) -> str | None:
+    """A candidate that is out of the set does not look at its own log, which would keep it from the epoch, too."""
+    return _own_obstacle(self, record) if self._node.log.in_set else None
+
+
 def _all(*uses: Callable[[], Iterator[Options]]) -> Callable[[], Iterator[Options]]:
     def use() -> Iterator[Options]:
         with contextmanager(uses[0])() as options:
@@ -540,7 +629,27 @@ QUEUES: dict[str, Part] = {
     "entries that only a lost host's record knows as refused count as refused": Part("R16", _patched(DeliveryFilter, "lose_refusals", lambda *_: 0)),
     "these refusals count if they are before the last CHECKPOINT": Part("R16", _patched(rebuild_module, "_Refusals", RefusalsFromTheCheckpoint)),
 }
-PARTS: dict[str, Part] = {**LOG, **QUEUES}
+ETCD: dict[str, Part] = {
+    "a change of the register does not compare it": Part("E1", _options(cluster_class=WithoutCompare)),
+    "a node outside the record's set takes an epoch": Part("E1", _patched(LeaseCandidate, "_own_obstacle", take_without_membership)),
+    "a member leaves before it is out of the record": Part("E2", _patched(InSyncSet, "leaves", remove_before_etcd)),
+    "a newcomer is in the record before it is in the set": Part(
+        "E3", _all(_patched(RegisterKeeper, "_keep", add_in_etcd_first), _patched(LeaseCandidate, "_own_obstacle", look_at_the_record_alone))
+    ),
+    "the lease is renewed although the broker confirms nothing": Part("E4", _options(cluster_class=RenewsWithoutProgress)),
+    "a leader whose broker confirms nothing says that it makes progress": Part(
+        "E4", _patched(RegisterKeeper, "makes_progress", lambda self, now: bool(self._node.leading))
+    ),
+    "a primary whose lease is over serves clients": Part("E5", _patched(RegisterKeeper, "_consider_serving", lambda *_: None)),
+    "a primary that all members follow serves no clients": Part("E6", _patched(RegisterKeeper, "_consider_serving", cut_off_when_the_lease_is_over)),
+    "a leader that is heard is replaced": Part("E6", _patched(LeaseCandidate, "_hears_leader", lambda *_: False)),
+    "all candidates try at once": Part("E7", _patched(lease_candidate_module, "rank", lambda *_: 0)),
+    "a record that went back gives a right": Part("E8", _patched(lease_candidate_module, "went_back", believe_any_record)),
+    "a primary does not write a record again that went back": Part("E8", _patched(RegisterKeeper, "_keep", leave_the_record_alone)),
+    "the first record needs no promises": Part("E9", _patched(LeaseCandidate, "consider", take_without_promises)),
+    "an operator promotes without etcd, which answers": Part("E10", _patched(Requests, "_register_forbids", forbid_nothing_without_etcd)),
+}
+PARTS: dict[str, Part] = {**LOG, **QUEUES, **ETCD}
 
 
 def names() -> list[str]:
@@ -553,4 +662,4 @@ def rule_off(name: str) -> Iterator[Options]:
     yield from PARTS[name].use()
 
 
-__all__ = ["LOG", "PARTS", "QUEUES", "names", "rule_off"]
+__all__ = ["ETCD", "LOG", "PARTS", "QUEUES", "names", "rule_off"]

@@ -15,20 +15,21 @@ from typing import NamedTuple
 
 import chaos
 import life
+import registered
 from cluster import Violation
-from rules_off import LOG, PARTS, rule_off
+from rules_off import ETCD, LOG, PARTS, rule_off
 
 sys.path.append(str(Path(__file__).parent.parent / "scenarios"))
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "verification.md"
 BEGIN, END = "<!-- rules: made by tests/simulation/table.py -->", "<!-- end of rules -->"  # as in tests/verification.py
 SEEDS = 600
-RUNS: dict[str, Callable[..., object]] = {"log": chaos.run, "whole": life.run}
-_ROW = re.compile(r"\| (R\d+) \| (.+?) \| (log|whole|trace) `(\w+)` \|")
+RUNS: dict[str, Callable[..., object]] = {"log": chaos.run, "whole": life.run, "etcd": registered.run}
+_ROW = re.compile(r"\| ([ER]\d+) \| (.+?) \| (log|whole|etcd|trace) `(\w+)` \|")
 
 
 class Found(NamedTuple):
-    """`kind`: "log" or "whole" with a seed, or "trace" with a name."""
+    """`kind`: "log", "whole" or "etcd" with a seed, or "trace" with a name."""
 
     kind: str
     which: str
@@ -77,7 +78,7 @@ def find(part: str, known: Found | None) -> Found | None:
         trace = Found("trace", traces()[part][0])
         if fails(part, trace):
             return trace
-    for kind in ("log", "whole") if part in LOG else ("whole",):
+    for kind in ("log", "whole") if part in LOG else ("etcd",) if part in ETCD else ("whole",):
         for seed in range(SEEDS):
             if fails(part, Found(kind, str(seed))):
                 return Found(kind, str(seed))
@@ -92,7 +93,7 @@ def main() -> None:
         print(rule, part, found, flush=True)
         if found is None:
             raise SystemExit(f"nothing fails without: {rule}, {part}")
-        rows.append((int(rule[1:]), f"| {rule} | {part} | {found.kind} `{found.which}` |"))
+        rows.append(((rule[0] == "E", int(rule[1:])), f"| {rule} | {part} | {found.kind} `{found.which}` |"))
     text = DOCUMENT.read_text()
     head, tail = text[: text.index(BEGIN)], text[text.index(END) :]
     lines = [BEGIN, "", "| rule | switched off | fails |", "|---|---|---|", *(row for _, row in sorted(rows, key=lambda r: r[0])), "", tail]
