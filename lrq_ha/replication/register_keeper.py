@@ -7,6 +7,7 @@ Rules:
 - One change of the set at a time: the change, its answer and the MEMBERS together.
 - Whether the group is paused is for any node to write into the record, as operators ask any; a leader takes it over.
 - A leader that has lost its lease takes it again only while its own stream makes progress (E4).
+- A record that went back is written again only if no member can have taken a later epoch: each is heard in this one since (E8).
 - A leader whose epoch was taken without etcd writes the record as soon as etcd answers.
 - While etcd does not answer, this node goes on leading, and no member can be taken out: a silent one holds confirms.
 - When its lease is over, and a member has been silent for as long, another node may have been promoted: then no client is served until either ends.
@@ -34,6 +35,7 @@ class RegisterKeeper:
         self._leader = leader
         self._progressed_at = 0.0
         self._lease_until = 0.0
+        self._differs_since: float | None = None  # when etcd was first seen without the record that this node wrote
 
     def progressed(self, event: Progressed, now: float) -> None:
         """The own stream has confirmed something new."""
@@ -73,8 +75,12 @@ class RegisterKeeper:
     def _keep(self, view: RegisterView, written: Record, now: float) -> None:
         """Makes the one change that is due."""
         node, members = self._node, self._node.log.members
+        if view.record == written:
+            self._differs_since = None
+        elif self._differs_since is None:
+            self._differs_since = now
         if view.record != written or view.holder != node.me:
-            if self.makes_progress(now):  # E4: else another node is to lead
+            if self.makes_progress(now) and self._is_followed(written):  # E4: else another node is to lead
                 self._change(written.members, take=True)  # E5, E8: the record went back, or the key is gone: both are written again
             return
         for member in sorted(self._leader.set.leaving & members):
@@ -85,6 +91,12 @@ class RegisterKeeper:
         coming = node.in_sync - self._leader.set.leaving - written.members
         if coming and self._leader.set.is_settled():
             self._change(written.members | coming)
+
+    def _is_followed(self, written: Record) -> bool:
+        """Whether etcd has the record, or each member of it is heard in this epoch since etcd has not."""
+        node, since = self._node, self._differs_since
+        peers = [node.peers[member] for member in written.members - {node.me} if member in node.peers]
+        return since is None or all(peer.heard_at > since and peer.epoch == node.leading for peer in peers)
 
     def _change(self, members: Members, *, gone: int = 0, take: bool = False, why: Why | None = None) -> None:
         epoch = self._node.leading

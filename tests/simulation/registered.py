@@ -247,10 +247,16 @@ class RegisteredCluster(Cluster):
         """E8: a primary's record is in etcd, if etcd answers it."""
         primary = self.primary()
         node = primary.node if primary and primary.id not in self.away | self.standing else None
-        behind = node is not None and node.own_record is not None and self.record != node.own_record
+        behind = node is not None and node.own_record is not None and self.record != node.own_record and self._is_followed(node)
         self.behind_since = (self.now if self.behind_since is None else self.behind_since) if behind else None
         if self.behind_since is not None and node and self.now - self.behind_since > WRITTEN_S:
             raise Violation(f"E8: for {WRITTEN_S:g} s etcd has had {self.record}, and the primary n{node.me} has written {node.own_record}")
+
+    def _is_followed(self, node: Node) -> bool:
+        """Whether all members of the record that a primary wrote are up and hear it."""
+        members = node.own_record.members - {node.me} if node.own_record else frozenset()
+        hosts = [self.hosts[member] for member in members]
+        return all(host.up and host.node and not host.ended and host.node.primary() == node.me for host in hosts)
 
     def check_doors(self) -> None:
         """E5: a primary that may have been replaced serves no clients."""
@@ -398,13 +404,9 @@ class RegisteredChaos(Chaos):
             raise Violation(f"E4: n{self.lame} has not been replaced for {REPLACED_S:g} s: {self.describe_all()}")
 
     def restore(self) -> None:
-        """etcd goes back to a time in which some nodes were members that are not now; sometimes the primary goes down then.
-
-        Not while a primary lives that has been replaced and does not know it: it would write its own record again.
-        """
+        """etcd goes back to a time in which some nodes were members that are not now; sometimes the primary goes down then."""
         c, r = self.register, self.etcd
-        leading = [h.node.leading for h in c.running() if h.node and h.node.leading]
-        if c.record is None or any(epoch != c.record.epoch for epoch in leading):
+        if c.record is None:
             return
         found = [record for record in c.restorable() if record is None or record.members - c.record.members]
         if not found:
