@@ -410,6 +410,26 @@ def test_two_sidecars_of_one_node(lab: Lab, tmp_path: Path) -> None:
         goes_on(traffic)
 
 
+@pytest.mark.parametrize("new", [True, False], ids=["new", "with a log"])
+def test_two_groups_of_one_name(lab: Lab, broker_version: str, tmp_path: Path, new: bool) -> None:
+    """The second is refused, and says what to do; the first goes on."""
+    primary, _ = in_record(lab)
+    coordination = {"lease_ttl_s": TTL_S, "endpoints": lab.etcd}
+    with (loaded(lab, tmp_path, takeovers=0, short=True) as traffic,
+          Lab({"east": 1}, tmp_path / "second", broker_version, brokers_only=True, coordination=coordination) as second):
+        text = second.nodes["e1"].config.read_text().replace("id = 1\n", f"id = {primary[1:]}\n")  # whose lease it might take for its own
+        if not new:
+            with Sidecar(second, tmp_path, "east", edit=lambda _: f'{text}namespace = "/elsewhere"\n') as sidecar:
+                sidecar.http = urlsplit(second.nodes["e1"].http).netloc
+                sidecar.becomes("active")
+        with Sidecar(second, tmp_path, "east", edit=lambda _: text) as sidecar:
+            sidecar.http = urlsplit(second.nodes["e1"].http).netloc
+            sidecar.complains(r"another group under this name.*give each group its own name, or another \[coordination\] namespace")
+            goes_on_for(traffic, 2 * TTL_S)
+            assert sidecar.status()["role"] != "active"
+        assert lab.primary("east") == primary
+
+
 # ---- three members of etcd -----------------------------------------------------------------------------------------------
 
 
