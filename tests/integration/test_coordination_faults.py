@@ -332,7 +332,7 @@ def test_a_record_that_went_back_without_a_primary(lab: Lab, tmp_path: Path) -> 
 def test_a_pause_outlives_all_sidecars(lab: Lab, tmp_path: Path) -> None:
     """The primary steps down, which pauses the group in the record: no node takes an epoch by itself until the group is resumed."""
     in_record(lab)
-    with loaded(lab, tmp_path, takeovers=1, short=True) as traffic:
+    with loaded(lab, tmp_path, takeovers=1, why=None, short=True) as traffic:
         code, said = command("demote", lab=lab)
         assert code == 0, said
         assert record(lab)["paused"]
