@@ -20,7 +20,7 @@ from .list_nodes import WATCH_INTERVAL_S, add_command, find_targets
 from .text import align_table, format_cell
 
 _HEADINGS = ("SINCE", "EPOCH", "LEADER", "BEFORE", "WHY", "LOG END", "MS")
-_WHY = {
+WHY_TEXTS = {
     Why.LEASE.value: "the lease of the leader before was gone",
     Why.SWITCHOVER.value: "the leader before handed over",
     Why.RESTART.value: "it started again",
@@ -79,5 +79,5 @@ def format_history(told: list[dict[str, Any]]) -> list[str]:
 
 def _row(told: Mapping[str, Any]) -> list[str]:
     why, steps = told.get("why"), told.get("steps") or {}
-    cells = (str(told.get("at"))[:19].replace("T", " "), told.get("epoch"), told.get("leader"), told.get("from"), _WHY.get(str(why), why))
+    cells = (str(told.get("at"))[:19].replace("T", " "), told.get("epoch"), told.get("leader"), told.get("from"), WHY_TEXTS.get(str(why), why))
     return [format_cell(cell) for cell in (*cells, told.get("end"), steps.get("all"))]

@@ -126,6 +126,11 @@ class NodeBase:
         """The newest version of the record in etcd that this log, and those of the nodes that answer, know of."""
         return max([self.log.record, *(peer.hello.log.record for peer in self.peers.values() if peer.answers and peer.hello)])
 
+    def knows_nothing_of(self, record: Record) -> bool:
+        """Whether all nodes answer, and none has a log, or has promised the record's epoch. A group that was stopped as it began has promised it."""
+        heard = [self.state(), *(peer.hello.log for peer in self.peers.values() if peer.answers and peer.hello)]
+        return len(heard) > len(self.peers) and not any(log.end or log.top == record.epoch for log in heard)
+
     def lacking(self) -> dict[int, str]:
         """The nodes, as far as they have been heard, whose brokers lack a feature of the log, and the feature."""
         known = {number: peer.hello.lacks for number, peer in self.peers.items() if peer.hello} | {self.me: self.lacks}

@@ -8,6 +8,7 @@ Theory of operation:
 - Candidates wait by rank, so that they seldom meet; the change decides.
 - Where no member of the record can lead, or there is no record yet, all configured nodes must promise, and the longest log leads, as with static
   coordination. The record seals that epoch, too.
+- A group whose logs are all empty does not begin over a record: that may be of another group with this name.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from .base import HEARD_HEARTBEATS, NodeBase
 from .candidate import Candidate
 from .events import Hello
 from .log import Members
-from .register import Record, RegisterView, Why, went_back
+from .register import OF_ANOTHER_GROUP, Record, RegisterView, Why, went_back
 from .registrar import Registrar
 from .roles import Role
 
@@ -92,6 +93,8 @@ class LeaseCandidate:
         node = self._node
         if text := went_back(view, node.log, node.record_known):
             return text
+        if view.record and node.knows_nothing_of(view.record):
+            return OF_ANOTHER_GROUP
         if view.holder not in (0, node.me):
             return f"{node.name(view.holder)} has the lease in etcd"
         if node.group_paused:

@@ -56,6 +56,15 @@ class RegisterView:
     foreign: bool = False
 
 
+_NAMES = "give each group its own name, or another [coordination] namespace"
+
+#: E9: a record is there, and no node of the group has a log. That record may be of a group which serves.
+OF_ANOTHER_GROUP = (
+    f"etcd has the record of another group under this name, as the logs of this one are empty: {_NAMES}. "
+    "Or, if the data of all its nodes was deleted, run lrq-ha promote NODE"
+)
+
+
 def went_back(view: RegisterView, log: LogIndex, version: int) -> str:
     """E8, as text for the operator: the register is not the newest that is known; empty if it may be.
 
@@ -66,7 +75,7 @@ def went_back(view: RegisterView, log: LogIndex, version: int) -> str:
     """
     record = view.record
     if view.foreign:
-        return "etcd has the record of another group under this name: give each group its own name, or another [coordination] namespace"
+        return f"etcd has the record of another group under this name: {_NAMES}"
     todo = "once all nodes answer, run lrq-ha coordination repair --dry-run"
     if record is None:
         return f"etcd has no record of this group, and the group's log knows of one: was etcd emptied? Then, {todo}" if version else ""

@@ -1,4 +1,4 @@
-"""An etcd of three members for a test, and ways to an etcd that can be cut or slowed. Rule: all of it ends with its `with`."""
+"""An etcd of three members for a test, and ways to servers that can be cut or slowed. Rule: all of it ends with its `with`."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class EtcdCluster:
 
 
 class Way:
-    """A way to an etcd. `cut`: nothing passes in either direction until it is mended, and what was sent arrives then. `delay_s`: of each answer."""
+    """A way to a server. `cut`: nothing passes in either direction until it is mended, and what was sent arrives then. `delay_s`: of each answer."""
 
     def __init__(self, to: str) -> None:
         url = urlsplit(to)

@@ -24,8 +24,10 @@ from test_faults import SETTLE_S
 from test_three_nodes import all_in_sync, equal
 from traffic import Load, Traffic
 
+from lrq_ha.cli.history import WHY_TEXTS
 from lrq_ha.lab import Lab, etcd
 from lrq_ha.lab.tools import find_tool
+from lrq_ha.replication.register import Why
 from lrq_ha.sidecar import config
 
 pytestmark = [pytest.mark.broker, pytest.mark.proves("G1", "G2", "G3", "G5", "coordination")]
@@ -84,11 +86,12 @@ def in_record(lab: Lab) -> tuple[str, str]:
 
 
 @contextmanager
-def loaded(lab: Lab, tmp_path: Path, *, takeovers: int | None, short: bool = False, history_kept: bool = True) -> Iterator[Traffic]:
+def loaded(lab: Lab, tmp_path: Path, *, takeovers: int | None, why: Why | None = Why.LEASE, short: bool = False,
+           history_kept: bool = True) -> Iterator[Traffic]:
     """Load before, while and after a fault, and the checks of the fault tests: nothing lost, nothing twice, both nodes equal; so many takeovers.
 
-    `takeovers`: None: any number. `short`: no broker is killed, so nothing has to settle before, and the logs are not read and compared.
-    `history_kept`: etcd is not emptied.
+    `takeovers`: None: any number. `why`: of each takeover, as `lrq-ha history` tells it; None: any. `short`: no broker is killed, so nothing has to
+    settle before, and the logs are not read and compared. `history_kept`: etcd is not emptied.
     """
     primary, _ = in_record(lab)
     queue = f"coordinated-{time.time_ns()}"
@@ -111,8 +114,18 @@ def loaded(lab: Lab, tmp_path: Path, *, takeovers: int | None, short: bool = Fal
             same_logs(lab)
         if takeovers is not None and history_kept:
             assert len(history(lab)) == before + takeovers
+            assert why is None or whys(lab, takeovers) == [why.value] * takeovers
     finally:
         traffic.stop()
+
+
+def whys(lab: Lab, last: int) -> list[str]:
+    """Why the last leaders lead, as `lrq-ha history` tells it."""
+    if not last:
+        return []
+    code, said = command("history", lab=lab)
+    assert code == 0, said
+    return [next((why for why, text in WHY_TEXTS.items() if text in line), line) for line in said.splitlines()[-last:]]
 
 
 def goes_on(traffic: Traffic | Load, *, within_s: float = 120.0) -> None:
@@ -153,6 +166,22 @@ def test_the_primary_stands_still(lab: Lab, tmp_path: Path, part: str) -> None:
             lab.cont(primary + part)
 
 
+@pytest.mark.quick(only="sidecar")
+@pytest.mark.parametrize("part", ["", ".broker", ".sidecar"])
+def test_the_primary_stands_still_for_half_its_lease(lab: Lab, tmp_path: Path, part: str) -> None:
+    """That is no reason to take over."""
+    primary, _ = in_record(lab)
+    with loaded(lab, tmp_path, takeovers=0, short=True) as traffic:
+        eventually("a new renewal", lambda: lab.status(primary)["coordination"]["lease_remaining_s"] > 0.8 * TTL_S)
+        lab.stop(primary + part)
+        try:
+            time.sleep(TTL_S / 2)
+        finally:
+            lab.cont(primary + part)
+        goes_on(traffic)
+        assert lab.primary("east") == primary
+
+
 def test_the_backup_is_killed(lab: Lab, tmp_path: Path) -> None:
     """It is out of the set in etcd before anything is confirmed without it, and in it again when it has caught up. Nobody takes over."""
     primary, backup = in_record(lab)
@@ -166,7 +195,7 @@ def test_the_backup_is_killed(lab: Lab, tmp_path: Path) -> None:
 def test_etcd_is_killed_and_comes_back(lab: Lab, tmp_path: Path) -> None:
     """For two times the lease: confirms go on without it, and nobody takes over (E6)."""
     primary, backup = in_record(lab)
-    with loaded(lab, tmp_path, takeovers=0) as traffic:
+    with loaded(lab, tmp_path, takeovers=0, short=True) as traffic:
         lab.kill("etcd")
         began = time.monotonic()
         try:
@@ -198,10 +227,11 @@ def test_a_backup_is_lost_while_etcd_is_away(lab: Lab, tmp_path: Path) -> None:
         lab.start(backup)
 
 
+@pytest.mark.quick
 def test_the_lease_is_revoked_by_hand(lab: Lab, tmp_path: Path) -> None:
     """Its leader is heard, and goes on: it writes its key again."""
     primary, _ = in_record(lab)
-    with loaded(lab, tmp_path, takeovers=0) as traffic:
+    with loaded(lab, tmp_path, takeovers=0, short=True) as traffic:
         for _ in range(3):
             ask_etcd(lab, "lease/revoke", ID=key(lab, "leader")["lease"])
             eventually("the leader's key to be there again", lambda: bool(key(lab, "leader")))
@@ -211,7 +241,7 @@ def test_the_lease_is_revoked_by_hand(lab: Lab, tmp_path: Path) -> None:
 
 def test_a_record_that_went_back_is_written_again(lab: Lab, tmp_path: Path) -> None:
     """etcd is emptied under a primary that serves (E8)."""
-    with loaded(lab, tmp_path, takeovers=0) as traffic:
+    with loaded(lab, tmp_path, takeovers=0, short=True) as traffic:
         version = record(lab)["v"]
         ask_etcd(lab, "kv/deleterange", key=b64encode(b"/lrq-ha/east/state").decode())
         eventually("the record to be there again", lambda: record(lab)["v"] > version)
@@ -220,7 +250,7 @@ def test_a_record_that_went_back_is_written_again(lab: Lab, tmp_path: Path) -> N
 
 def test_handed_over_to_each_node_and_back(lab: Lab, tmp_path: Path) -> None:
     primary, backup = in_record(lab)
-    with loaded(lab, tmp_path, takeovers=2) as traffic:
+    with loaded(lab, tmp_path, takeovers=2, why=Why.SWITCHOVER, short=True) as traffic:
         for node in (backup, primary):
             code, said = command("switchover", node, lab=lab)
             assert code == 0, said
@@ -256,14 +286,17 @@ def test_the_right_to_lead_is_given_back_for_a_killed_sidecar(lab: Lab, tmp_path
         lab.start(f"{primary}.sidecar")
 
 
-def test_all_nodes_are_killed(lab: Lab, tmp_path: Path) -> None:
-    """No member's log is whole for sure: all nodes must answer and promise, and then they begin again without an operator (E1)."""
-    in_record(lab)
-    with loaded(lab, tmp_path, takeovers=1) as traffic:
-        for name in lab.nodes:
-            lab.kill(name)
-        for name in lab.nodes:
-            lab.start(name)
+@pytest.mark.quick(only="sidecar")
+@pytest.mark.parametrize("part", ["", ".broker", ".sidecar"])
+def test_all_nodes_are_killed(lab: Lab, tmp_path: Path, part: str) -> None:
+    """They begin again without an operator. Where the brokers went down, no member's log is whole for sure: all must answer and promise (E1)."""
+    names = in_record(lab)
+    short = part == ".sidecar"
+    with loaded(lab, tmp_path, takeovers=1, why=Why.RESTART if short else Why.ALL, short=short) as traffic:
+        for name in names:
+            lab.kill(name + part)
+        for name in names:
+            lab.start(name + part)
         goes_on(traffic)
 
 

@@ -10,7 +10,8 @@ from registered import TTL_S, RegisteredCluster
 from lrq_ha.replication.events import Answer, PauseRequest
 from lrq_ha.replication.in_sync import InSyncSet
 from lrq_ha.replication.lease_candidate import RANK_WAIT_S
-from lrq_ha.replication.register import Why
+from lrq_ha.replication.positions import epoch_number
+from lrq_ha.replication.register import Record, Why
 from lrq_ha.replication.roles import Role
 
 pytestmark = pytest.mark.proves("G5", "coordination")
@@ -449,6 +450,50 @@ def test_all_hosts_lose_power() -> None:
     assert c.primary() is None
     c.start(3)
     c.settle(3)
+    assert c.primary() is not None
+
+
+@pytest.mark.parametrize("holder", [0, 1, 2])
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_group_without_a_log_does_not_begin_over_a_record(size: int, holder: int) -> None:
+    """It may be that of another group with this name. An operator begins where no node has the lease."""
+    c = RegisteredCluster(size)
+    c.record = Record(7, epoch_number(3, 1), 1, frozenset({1, 2}))
+    c.holder, c.holder_revision, c.revision, c.record_revision, c.lease_until = holder, bool(holder) * 2, 2, 1, c.now + 10
+    for i in c.hosts:
+        c.start(i)
+    c.settle(5)
+    assert c.primary() is None
+    assert c.record.version == 7
+    assert "another group under this name" in c.node(1).reason
+    answer = c.promote(1)
+    if holder:
+        assert answer
+        assert "has the lease in etcd" in answer.text
+        return
+    c.settle(2)
+    assert c.primary() is c.hosts[1]
+    assert members(c) == c.hosts.keys()
+
+
+def test_a_group_that_was_stopped_as_it_began_goes_on() -> None:
+    """etcd has its record, and no log has an entry yet: all nodes have promised that epoch."""
+    c = RegisteredCluster(2)
+    for i in c.hosts:
+        c.start(i)
+    c.prompt = False
+    c.settle(1)
+    [(taker, change)] = c.asked.items()
+    for i in c.hosts:
+        c.crash(i)
+    assert c.flying == [(taker, change)]
+    c.land(0, answered=False)
+    assert c.record
+    assert not any(host.entries for host in c.hosts.values())
+    c.prompt = True
+    for i in c.hosts:
+        c.start(i)
+    c.settle(5)
     assert c.primary() is not None
 
 
