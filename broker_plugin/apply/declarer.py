@@ -3,8 +3,8 @@
 Rules:
 - These commands have a channel of their own, so their failures concern no message. Commands for which a broker may
   close the connection have a connection of their own: declarations of exchanges (503 of RabbitMQ before 4 for an
-  unknown type, where the primary's broker has a plugin that this one lacks), and of queues that are not durable (541
-  of RabbitMQ 4, where its configuration forbids them).
+  unknown type, where the primary's broker has a plugin that this one lacks), and of queues that use what RabbitMQ 4
+  calls deprecated (541, where its configuration forbids that): those that are not durable, and `DEPRECATED_ARGUMENTS`.
 - A declaration that this broker refuses counts as done for now, as a refusal must not end one incarnation after the
   other. The refusal is kept, told as a gap and tried again (`try_again`) while the log declares it. Messages
   published meanwhile to the missing queue or exchange are not here, so the gap stays, with another text.
@@ -27,9 +27,10 @@ from ..log.shortfall import Refusal, Shortfall, reinit
 log = logging.getLogger("lrq_ha.applier")
 UNKNOWN_TYPE = "exchange type '"  # unknown or invalid: a broker that has heard of the name says the latter
 DEPRECATED = "Feature `"  # … is deprecated, or removed
+DEPRECATED_ARGUMENTS = (b"\x16x-queue-master-locator",)
 TODO = {
     UNKNOWN_TYPE: "enable these plugins on every node's broker",
-    DEPRECATED: "permit it on every node's broker (deprecated_features.permit.* in rabbitmq.conf), or declare it durable",
+    DEPRECATED: "permit it on every node's broker (deprecated_features.permit.* in rabbitmq.conf), or declare it without that",
 }
 LACKS_RIGHTS = "access to "  # of a user's rights; RabbitMQ answers 403 for reserved names and internal exchanges too
 PASSED_OVER = frozenset({403, 404, 405, 406})  # a declaration refused with one of these counts as done for now
@@ -100,7 +101,7 @@ class Declarer:
         method, _, arguments = unconditional(payload)
         self._exchanges.clear()
         self._leading.clear()
-        apart = method == frames.EXCHANGE_DECLARE or (method == frames.QUEUE_DECLARE and not is_durable(payload))
+        apart = method == frames.EXCHANGE_DECLARE or (method == frames.QUEUE_DECLARE and _may_be_deprecated(payload))
         try:
             await (await (self._channel_apart() if apart else self._channel()))._call(method, arguments)
         except ChannelClosed as error:
@@ -186,6 +187,11 @@ class Declarer:
 def _todo(text: str) -> str:
     """The operator's remedy for a refusal."""
     return next((todo for said, todo in TODO.items() if said in text), "let this broker have it as the primary's has it")
+
+
+def _may_be_deprecated(payload: bytes) -> bool:
+    """Whether a broker may close the connection over a queue.declare."""
+    return not is_durable(payload) or any(argument in payload for argument in DEPRECATED_ARGUMENTS)
 
 
 def _is_refusal(error: ConnectionClosed) -> bool:
