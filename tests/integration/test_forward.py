@@ -434,7 +434,8 @@ def test_clients_behind_haproxy_over_a_switchover_and_a_kill(lab: Lab, haproxy: 
         switch_over(lab, backup)
         flowed = len(clients.consumed) + 100
         eventually("the stream to flow again", lambda: len(clients.consumed) > flowed)
-        assert sorted(set(clients.consumed)) == sorted(clients.consumed), f"twice over the switchover: {clients.redelivered} redelivered, {clients.closes}"
+        told_of = f"twice over the switchover: {clients.redelivered} redelivered, {clients.closes}"
+        assert sorted(set(clients.consumed)) == sorted(clients.consumed), told_of
         in_sync(lab, applied=True)
         replace_primary(lab, backup, primary)
         lab.start(backup)
