@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from etcd_rig import post
 from history import span
-from load import command, declare, eventually, in_sync, same_logs, told
+from load import command, declare, eventually, in_sync, primary_of, same_logs, told
 from test_faults import SETTLE_S
 from test_three_nodes import all_in_sync, equal
 from traffic import Load, Traffic
@@ -179,7 +179,7 @@ def test_the_primary_stands_still_for_half_its_lease(lab: Lab, tmp_path: Path, p
         finally:
             lab.cont(primary + part)
         goes_on(traffic)
-        assert lab.primary("east") == primary
+        assert primary_of(lab) == primary
 
 
 def test_the_backup_is_killed(lab: Lab, tmp_path: Path) -> None:
@@ -236,7 +236,7 @@ def test_the_lease_is_revoked_by_hand(lab: Lab, tmp_path: Path) -> None:
             ask_etcd(lab, "lease/revoke", ID=key(lab, "leader")["lease"])
             eventually("the leader's key to be there again", lambda: bool(key(lab, "leader")))
             goes_on(traffic)
-        assert lab.primary("east") == primary
+        assert primary_of(lab) == primary
 
 
 def test_a_record_that_went_back_is_written_again(lab: Lab, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 import pytest
 from etcd_rig import EtcdCluster, Way, close_ways, copy_data
-from load import command, eventually, told
+from load import command, eventually, primary_of, told
 from sidecar_process import Sidecar
 from test_coordination import TTL_S, ask_etcd, goes_on, history, in_record, key, loaded, record, takes_over
 from traffic import Traffic
@@ -121,7 +121,7 @@ def test_the_primary_is_cut_off_from_etcd(lab: Lab, ways: dict[str, Way], tmp_pa
         ways[primary].mend()
         eventually("the lease to be there again", lambda: lab.status(backup)["coordination"]["leader"] == primary)
         goes_on(traffic)
-    assert lab.primary("east") == primary
+    assert primary_of(lab) == primary
 
 
 def test_the_backup_is_cut_off_from_etcd(lab: Lab, ways: dict[str, Way], tmp_path: Path) -> None:
@@ -146,7 +146,7 @@ def test_the_nodes_are_cut_off_from_each_other(lab: Lab, links: dict[str, Way], 
             link.cut()
         eventually("the backup to be out of the set", lambda: record(lab)["set"] == [int(primary[1:])])
         goes_on_for(traffic, 2 * TTL_S)
-        assert lab.primary("east") == primary
+        assert primary_of(lab) == primary
         assert not lab.status(backup)["serving"]
         for link in links.values():
             link.mend()
@@ -166,7 +166,7 @@ def test_a_node_of_priority_0(lab: Lab, tmp_path: Path) -> None:
             assert lab.primary("east") is None
             lab.start(f"{primary}.sidecar")
             goes_on(traffic)
-            assert lab.primary("east") == primary
+            assert primary_of(lab) == primary
         finally:
             begin_again(lab, backup, text)
 
@@ -217,7 +217,7 @@ def test_etcd_answers_slowly(lab: Lab, ways: dict[str, Way], tmp_path: Path, sha
             way.mend()
         eventually("etcd to be heard", lambda: lab.status(primary)["coordination"]["etcd"] == "answers")
         goes_on(traffic)
-    assert lab.primary("east") == primary
+    assert primary_of(lab) == primary
 
 
 def test_handed_over_while_etcd_is_cut_off_in_the_middle(lab: Lab, ways: dict[str, Way], tmp_path: Path) -> None:
@@ -254,7 +254,7 @@ def test_etcd_is_emptied(lab: Lab, tmp_path: Path) -> None:
         eventually("the record to be there again", lambda: record(lab)["v"] > version)
         eventually("the lease to be there again", lambda: key(lab, "leader") is not None)
         goes_on(traffic)
-    assert lab.primary("east") == primary
+    assert primary_of(lab) == primary
 
 
 def copy_data_away(lab: Lab) -> None:
@@ -273,7 +273,7 @@ def test_etcd_is_defragmented(lab: Lab, tmp_path: Path) -> None:
             goes_on(traffic, within_s=GAP_MAX_S)
     print(f"etcd was defragmented: longest time without a confirm {gap[0]:.2f} s")
     assert gap[0] < GAP_MAX_S
-    assert lab.primary("east") == primary
+    assert primary_of(lab) == primary
 
 
 def test_etcd_is_restored_from_an_older_snapshot(lab: Lab, tmp_path: Path) -> None:
@@ -427,7 +427,7 @@ def test_two_groups_of_one_name(lab: Lab, broker_version: str, tmp_path: Path, n
             sidecar.complains(r"another group under this name.*give each group its own name, or another \[coordination\] namespace")
             goes_on_for(traffic, 2 * TTL_S)
             assert sidecar.status()["role"] != "active"
-        assert lab.primary("east") == primary
+        assert primary_of(lab) == primary
 
 
 # ---- three members of etcd -----------------------------------------------------------------------------------------------
