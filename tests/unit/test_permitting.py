@@ -436,7 +436,7 @@ def test_a_message_for_which_there_is_no_room_while_it_waits_ends_its_connection
         asked = Asked()
         relay: Any = asked.relay
         relay.close_client = close = MagicMock()
-        relay.door.unfinished._limit = 3 * frames.HOLD_BYTES_MAX + 50  # as it came, it is a little more: with the frames around it
+        relay.door.unfinished.limit = 3 * frames.HOLD_BYTES_MAX + 50  # as it came, it is a little more: with the frames around it
         other = relay.door.unfinished.share("other", lambda _: None)
         other.take(frames.HOLD_BYTES_MAX)
         asked.publish("plain", "key", b"x" * 2 * frames.HOLD_BYTES_MAX)
