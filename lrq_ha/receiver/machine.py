@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.replication.positions import Position
 from lrq_ha.routing.chain import START, position_of
+from lrq_ha.routing.log_identity import is_other_log
 from lrq_ha.streams.message import Message
 
 from .errors import OtherLog
@@ -147,12 +148,13 @@ class Machine:
 
     def check_log(self, log_id: bytes) -> None:
         """Learns the log that the queue has; empty: not known. Raises OtherLog if the progress is of another one."""
-        if self._progress is None or not log_id:
+        progress = self._progress
+        if progress is None:
             return
-        if self._progress.log and self._progress.log != log_id.hex():
-            raise OtherLog(self.queue, self._progress.log, log_id.hex())
-        if not self._progress.log:
-            self._progress = replace(self._progress, log=log_id.hex())
+        if is_other_log(bytes.fromhex(progress.log), log_id):
+            raise OtherLog(self.queue, progress.log, log_id.hex())
+        if log_id and not progress.log:
+            self._progress = replace(progress, log=log_id.hex())
 
     def _take_message(self, message: Message) -> None:
         self.check_log(message.batch.log_id)

@@ -102,7 +102,7 @@ class Requests:
         if view.foreign:
             return went_back(view, node.log, node.record_known)
         foreign = view.record is not None and node.knows_nothing_of(view.record)  # then the lease may be that of another group's node of this id
-        if view.holder not in (0, 0 if foreign else node.me):
+        if view.holder and (foreign or view.holder != node.me):
             leader = node.name(view.holder)
             return f"{leader} has the lease in etcd, and leads: use switchover, or repeat {node.settings.lease_ttl_s:g} s after it has gone down"
         return ""

@@ -49,7 +49,6 @@ class Process:
     """
 
     def __init__(self, config: Config, file: Path | None = None) -> None:
-        self.config = config
         self._file = ConfigFile(file, config)
         self.door = Door(config.door_settings, allow_files(config.door.connections_max))
         self.incarnation: Incarnation | None = None
@@ -69,6 +68,11 @@ class Process:
             tokens=config.tokens,
             tls=config.http_tls,
         )
+
+    @property
+    def config(self) -> Config:
+        """The configuration that the sidecar runs with."""
+        return self._file.config
 
     async def run(self) -> int:
         """Runs until SIGTERM or SIGINT; returns the exit status. SIGHUP: as `reload`."""
@@ -105,7 +109,6 @@ class Process:
         self.door.reload(True)
         self._http.reload()
         found = self._file.look()
-        self.config = self._file.config
         self.door.take_limits(self.config.door)
         return found
 

@@ -52,7 +52,7 @@ def lags_of(progress: StreamingQueryProgress) -> dict[str, QueueLag]:
         for queue, end in ends.items():
             last = newest.get(queue, end)
             behind = max(0, last.sequence - end.sequence) if last.epoch == end.epoch else None
-            found[queue] = QueueLag(f"{end.epoch}.{end.sequence}", behind)
+            found[queue] = QueueLag(str(end), behind)
     return found
 
 

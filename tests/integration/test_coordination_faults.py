@@ -48,7 +48,7 @@ def ways() -> Iterator[dict[str, Way]]:
 
 @pytest.fixture(scope="module")
 def links() -> Iterator[dict[str, Way]]:
-    """The way of each node to the other's door: likewise."""
+    """The way of each node to the other's door, once there is a lab."""
     found: dict[str, Way] = {}
     yield found
     close_ways(list(found.values()))
