@@ -5,7 +5,7 @@ Rules: no part of a malformed URL is shown, as the end of its password is unknow
 
 from __future__ import annotations
 
-from urllib.parse import SplitResult, unquote, urlsplit
+from urllib.parse import SplitResult, quote, unquote, urlsplit
 
 NOT_AMQP = "is not an amqp:// URL"
 #: The rule for passwords in error texts.
@@ -23,6 +23,12 @@ def split(url: str) -> SplitResult:
     if "@" in parts.path + parts.query + parts.fragment or parts.port == 0:
         raise ValueError("malformed")
     return parts
+
+
+def with_user(url: str, user: str, password: str) -> str:
+    """A valid URL without a user, with this one."""
+    parts = split(url)
+    return parts._replace(netloc=f"{quote(user, safe='')}:{quote(password, safe='')}@{parts.netloc}").geturl()
 
 
 def amqp_fault(url: str, *vhosts: str) -> str:

@@ -56,7 +56,7 @@ class Places:
         for _ in range(LIVES_MAX):
             if head.last.sequence >= sequence or head.offset >= high.offset:
                 return self._head
-            found = locate(self, self._queue, head, high, lambda last: last.sequence < sequence)
+            found = locate(self, self._queue, head, high, lambda place: place.last.sequence < sequence)
             earlier = self._end_of_life_before(found)
             if earlier is None or earlier.last.sequence < sequence:
                 return found.offset
@@ -80,7 +80,7 @@ class Places:
         head = self.at(self._queue, self._head)
         if head.last.epoch >= life:
             return None
-        found = locate(self, self._queue, head, place, lambda last: last.epoch < life)
+        found = locate(self, self._queue, head, place, lambda place: place.last.epoch < life)
         with closing(self._read(self._queue, found.offset)) as places:
             for each in places:
                 if each.last.epoch >= life or each.offset >= place.offset:

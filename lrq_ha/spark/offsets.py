@@ -16,7 +16,8 @@ from collections.abc import Mapping
 from lrq_ha.replication.positions import Position
 from lrq_ha.routing.chain import START, position_of
 from lrq_ha.spark.errors import DataLoss, OffsetError
-from lrq_ha.spark.options import EARLIEST, LATEST, Bound
+from lrq_ha.spark.moments import find_start
+from lrq_ha.spark.options import EARLIEST, LATEST, Bound, Moment
 from lrq_ha.spark.ranges import Extent, Range, extent
 from lrq_ha.streams.errors import StreamSilent
 from lrq_ha.streams.message import Hint, Message, Stream, find, locate_first
@@ -62,12 +63,15 @@ def resolve_start(stream: Stream, queue: str, bound: Bound, *, strict: bool) -> 
     head = stream.first(queue) if tail is not None else None
     if tail is None or head is None:
         return START
+    if isinstance(bound, Moment):
+        sequence = find_start(stream, queue, bound)
+        bound = LATEST if sequence is None else sequence
     if bound == LATEST:
         return max(head.last, tail.last)
     if bound == EARLIEST:
         return position_before(head)
     extent(stream, queue, bound, None, strict=strict)  # refuses a bound that the queue does not hold
-    message = locate_first(stream, queue, head, tail, lambda last: last.sequence < bound)
+    message = locate_first(stream, queue, head, tail, lambda message: message.last.sequence < bound)
     following = (position_of(one.position) for one in message.batch.transactions)
     first = next((position for position in following if position.sequence >= bound), None)
     if first is None:
@@ -102,7 +106,7 @@ def extent_between(stream: Stream, queue: str, after: Position, through: Positio
             f"Queue {queue} does not hold what follows {after}, the position that was given last: it begins at {found.first}. "
             "To go on there, with a hole: start the query once with failOnDataLoss = false",
         )
-    end = tail if tail.last <= through else locate_first(stream, queue, found, tail, lambda last: last < through)
+    end = tail if tail.last <= through else locate_first(stream, queue, found, tail, lambda message: message.last < through)
     return Extent(Range(queue, after, through, Hint(found.offset, found.last), None), Hint(end.offset, end.last))
 
 

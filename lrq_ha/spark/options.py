@@ -8,29 +8,31 @@ from __future__ import annotations
 
 import json
 import re
-import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-import pika
-
-from lrq_ha import urls
 from lrq_ha.replication.positions import Position
 from lrq_ha.routing.names import RECV_PREFIX, ROUTING_VHOST, parse_recv_queue
+from lrq_ha.spark.access import ALLOWED as ACCESS_ALLOWED
+from lrq_ha.spark.access import Access, bad_address, is_address, parse_access, words
 from lrq_ha.spark.errors import OptionError
-from lrq_ha.streams.node_connection import address_of
 
 ALLOWED = {
-    "nodes": "AMQP addresses, comma separated: amqp://USER:PASSWORD@HOST:PORT,… (the virtual host is always lrq; there are no options behind a ?)",
-    "tlsCa": "for amqps:// addresses: path of a PEM file with those who may sign their certificates, with one path on every worker",
+    **ACCESS_ALLOWED,
     "subscribe": "receive queues, comma separated: LRQ_Recv_<client_name>_<remote_id>,…",
     "subscribePattern": "a regular expression that the whole queue name must match; needs option `http`",
     "http": "HTTP addresses of the sidecars, comma separated: http://HOST:PORT,…",
     "startingOffsets": '"earliest", for streaming also "latest", or JSON {queue: the least source sequence to read} for every queue; -2 means '
     'earliest; for streaming also -1, latest, and {"epoch": E, "sequence": N}, the last position not to read',
     "endingOffsets": '"latest", or JSON {queue: the source sequence before which to stop} for every queue; -1 means latest',
+    "startingTimestamp": "a whole number >= 1, ms since 1970, in place of startingOffsets: the read begins with the first transaction whose column "
+    "timestamp is not before",
+    "startingOffsetsByTimestampStrategy": '"error" or "latest": the begin in a queue whose last transaction is before startingTimestamp',
+    "endingTimestamp": "for batch reads: a whole number >= 1, ms since 1970, in place of endingOffsets: the read ends before the first transaction "
+    "whose column timestamp is not before",
     "minPartitions": "a whole number >= 1",
+    "maxEntriesPerPartition": "a whole number >= 1: rows of a partition, about; partitions are added until none has more",
     "maxEntriesPerTrigger": "a whole number >= 1: rows of a micro-batch (for streaming; a batch read takes all)",
     "queueDiscoveryInterval": "a whole number of seconds >= 1 between two looks for queues of subscribePattern (for streaming)",
     "columns": "names of the columns wanted, comma separated, in their order",
@@ -41,6 +43,7 @@ ALLOWED = {
 DEFAULTS = {
     "startingOffsets": "earliest",
     "endingOffsets": "latest",
+    "startingOffsetsByTimestampStrategy": "error",
     "minPartitions": "1",
     "queueDiscoveryInterval": "30",
     "failOnDataLoss": "true",
@@ -51,7 +54,7 @@ _PLAIN = ("queue", "source", "client_name", "type", "epoch", "sequence", "transa
 _CHAIN = ("request_id", "restart")  # with `includeChain`
 COLUMNS = (*_PLAIN, *_CHAIN)
 DISCOVERY_INTERVAL_S = 30
-_ADDRESS = {"nodes": r"amqps?://[^/?#].*", "http": r"https?://[^/?#@]+/?"}
+_HTTP = r"https?://[^/?#@]+/?"
 #: Names of other sources' options, and ours for the purpose.
 COUNTERPARTS = {
     "kafka.bootstrap.servers": "nodes",
@@ -63,8 +66,21 @@ COUNTERPARTS = {
 EARLIEST = -2
 LATEST = -1
 
-Bound = int | Position  # a sequence, EARLIEST, LATEST, or the position before the first transaction
-Bounds = Mapping[str, Bound] | int  # per queue, or EARLIEST or LATEST for every queue
+
+class Moment(NamedTuple):
+    """A place in a queue by time.
+
+    Attributes:
+        ms: Time since 1970 in ms: of the first transaction whose timestamp is not before.
+        or_latest: Whether a queue without such a transaction is read from its end on; else that is an error.
+    """
+
+    ms: int
+    or_latest: bool = False
+
+
+Bound = int | Position | Moment  # a sequence, EARLIEST, LATEST, the position before the first transaction, or a time
+Bounds = Mapping[str, Bound] | int | Moment  # per queue; or EARLIEST, LATEST or a time for every queue
 
 
 @dataclass(frozen=True)
@@ -72,23 +88,22 @@ class ReadOptions:
     """What to read and how.
 
     Attributes:
-        nodes: Addresses to try in turn; at least one.
-        tls_ca: Path of a PEM file, or None for the system's trusted CAs.
+        access: The way to the nodes.
         subscribe: Queues to read, without repeats; empty if `pattern` is set.
         pattern: Regular expression for whole queue names; None if `subscribe` is set.
         http: Sidecars to ask for the list of queues.
-        starting: Where to begin: a bound per queue, EARLIEST or LATEST.
-        ending: Source sequence per queue before which to stop, or LATEST.
+        starting: Where to begin: a bound per queue, EARLIEST, LATEST or a time.
+        ending: Source sequence per queue before which to stop, LATEST or a time.
         max_entries: Rows of a micro-batch; None: no limit.
         discovery_interval_s: Seconds between two looks for queues that match `pattern`.
         columns: Names of the columns wanted; empty: all.
         min_partitions: Partitions wanted; there is at least one for each queue with something to read.
+        max_entries_per_partition: Rows of a partition, about; None: no limit.
         fail_on_data_loss: Whether a retention gap is an error.
         include_chain: Whether the columns `request_id` and `restart` are wanted.
     """
 
-    nodes: tuple[str, ...]
-    tls_ca: str | None
+    access: Access
     subscribe: tuple[str, ...]
     pattern: str | None
     http: tuple[str, ...]
@@ -98,6 +113,7 @@ class ReadOptions:
     discovery_interval_s: int
     columns: tuple[str, ...]
     min_partitions: int
+    max_entries_per_partition: int | None
     fail_on_data_loss: bool
     include_chain: bool
 
@@ -106,17 +122,17 @@ class ReadOptions:
         """The names of the columns of each row, in their order."""
         return self.columns or (COLUMNS if self.include_chain else _PLAIN)
 
-    def addresses(self) -> list[pika.ConnectionParameters]:
-        """The nodes, for a connection. Raises OptionError for a PEM file that cannot be used."""
-        tls = tls_context(self.tls_ca)
-        return [address_of(node, tls) for node in self.nodes]
-
 
 def parse_options(given: Mapping[str, str]) -> ReadOptions:
     """Checks the user's options. Raises OptionError."""
-    text = known_options(given, ALLOWED, COUNTERPARTS).get
+    values = known_options(given, ALLOWED, COUNTERPARTS)
+    text = values.get
+    access = parse_access(values, ROUTING_VHOST)
     subscribe, pattern = words(text("subscribe")), text("subscribePattern")
-    nodes, http = checked_addresses("nodes", text("nodes"), ROUTING_VHOST), checked_addresses("http", text("http"))
+    http = words(text("http"))
+    for number, address in enumerate(http, 1):
+        if not is_address(address, _HTTP):
+            raise bad_address("http", ALLOWED["http"], number)
     if bool(subscribe) == (pattern is not None):
         raise OptionError(
             "Exactly one of the options subscribe and subscribePattern is needed",
@@ -127,18 +143,17 @@ def parse_options(given: Mapping[str, str]) -> ReadOptions:
             raise _bad("subscribe", queue)
     if pattern is not None:
         _check_pattern(pattern, http)
-    starting = _starting(text("startingOffsets"))
-    ending = _ending(text("endingOffsets"))
+    starting = _moment(values, "starting") or _starting(text("startingOffsets"))
+    ending = _moment(values, "ending") or _ending(text("endingOffsets"))
     for name, bounds in (("startingOffsets", starting), ("endingOffsets", ending)):
-        if subscribe and not isinstance(bounds, int) and set(bounds) != set(subscribe):
+        if subscribe and not isinstance(bounds, int | Moment) and set(bounds) != set(subscribe):
             raise OptionError(f"{name} names {sorted(bounds)}, subscribe names {sorted(subscribe)}", todo=f"Allowed: {ALLOWED[name]}")
     columns = words(text("columns"))
     for column in columns:
         if column not in COLUMNS:
             raise OptionError(f"columns names {column!r}, which is no column of format lrq", todo=f"Allowed: {', '.join(COLUMNS)}")
     return ReadOptions(
-        nodes=nodes,
-        tls_ca=text("tlsCa"),
+        access=access,
         subscribe=subscribe,
         pattern=pattern,
         http=http,
@@ -148,6 +163,7 @@ def parse_options(given: Mapping[str, str]) -> ReadOptions:
         discovery_interval_s=parse_number(ALLOWED, "queueDiscoveryInterval", text("queueDiscoveryInterval")) or DISCOVERY_INTERVAL_S,
         columns=columns,
         min_partitions=parse_number(ALLOWED, "minPartitions", text("minPartitions")) or 1,
+        max_entries_per_partition=parse_number(ALLOWED, "maxEntriesPerPartition", text("maxEntriesPerPartition")),
         fail_on_data_loss=_flag("failOnDataLoss", text("failOnDataLoss"), True),
         include_chain=_flag("includeChain", text("includeChain"), False),
     )
@@ -172,32 +188,6 @@ def known_options(given: Mapping[str, str], allowed: Mapping[str, str], counterp
     return {known[key.lower()]: value for key, value in given.items()}
 
 
-def words(value: str | None) -> tuple[str, ...]:
-    """The words between commas, each once."""
-    return tuple(dict.fromkeys(word.strip() for word in (value or "").split(",") if word.strip()))
-
-
-def checked_addresses(name: str, value: str | None, vhost: str = "") -> tuple[str, ...]:
-    """The addresses in option `name`, nodes or http. Raises OptionError if one is malformed, or nodes has none."""
-    addresses = words(value)
-    if name == "nodes" and not addresses:
-        raise OptionError("Option nodes is missing", todo=f"Allowed: {ALLOWED['nodes']}")
-    for number, address in enumerate(addresses, 1):
-        if not _is_address(address, _ADDRESS[name]):
-            raise bad_address(name, number)
-        if name == "nodes" and (unused := urls.unused(urls.split(address), vhost)):
-            raise bad_address(name, number, unused)
-    return addresses
-
-
-def tls_context(tls_ca: str | None) -> ssl.SSLContext | None:
-    """For option tlsCa; None: the system's trusted CAs. Raises OptionError for a PEM file that cannot be used."""
-    try:
-        return ssl.create_default_context(cafile=tls_ca) if tls_ca is not None else None
-    except OSError as error:  # ssl's errors, too
-        raise OptionError(f"tlsCa = {tls_ca!r} cannot be used: {error.strerror}", todo=f"Allowed: {ALLOWED['tlsCa']}") from error
-
-
 def matching(pattern: str, queues: list[str]) -> tuple[str, ...]:
     """The receive queues among `queues` whose whole name matches, in order of name."""
     return tuple(sorted({name for name in queues if name.startswith(RECV_PREFIX) and re.fullmatch(pattern, name)}))
@@ -213,6 +203,19 @@ def _check_pattern(pattern: str, http: tuple[str, ...]) -> None:
             "subscribePattern needs option http, because AMQP cannot list queues",
             todo=f"http: {ALLOWED['http']}; or name the queues with subscribe",
         )
+
+
+def _moment(values: Mapping[str, str], side: str) -> Moment | None:
+    name, offsets, strategy = f"{side}Timestamp", f"{side}Offsets", f"{side}OffsetsByTimestampStrategy"
+    ms = parse_number(ALLOWED, name, values.get(name), digits_max=13)
+    word = values.get(strategy, "error").strip().lower()
+    if word not in ("error", "latest"):
+        raise _bad(strategy, values[strategy])
+    if ms is None:
+        return None
+    if offsets in values:
+        raise OptionError(f"Options {name} and {offsets} are given", todo="Leave out one of the two")
+    return Moment(ms, or_latest=word == "latest")
 
 
 def _starting(value: str | None) -> Bounds:
@@ -269,16 +272,3 @@ def _flag(name: str, value: str | None, default: bool) -> bool:
 
 def _bad(name: str, value: str) -> OptionError:
     return OptionError(f"{name} = {value!r} is not allowed", todo=f"Allowed: {ALLOWED[name]}")
-
-
-def bad_address(name: str, number: int, fault: str = "is malformed") -> OptionError:
-    """An error without any part of the wrong address, as the end of its password is unknown."""
-    todo = f"Allowed: {ALLOWED[name]}; {urls.PASSWORD_RULE}"
-    return OptionError(f"Address {number} of option {name} {fault}", todo=todo)
-
-
-def _is_address(text: str, form: str) -> bool:
-    try:
-        return re.fullmatch(form, text) is not None and bool(urls.split(text).hostname)
-    except ValueError:
-        return False

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 
 from lrq_ha.direct_http import NOT_HTTP, http_open
 from lrq_ha.spark.errors import OptionError
-from lrq_ha.spark.options import ALLOWED, EARLIEST, LATEST, Bound, Bounds, ReadOptions, matching
+from lrq_ha.spark.moments import find_sequence, find_start
+from lrq_ha.spark.options import ALLOWED, EARLIEST, LATEST, Bound, Bounds, Moment, ReadOptions, matching
 from lrq_ha.spark.ranges import Range, extent, split
 from lrq_ha.spark.reading import CONNECTION_NAME, RECONNECT_TIMEOUT_S, Patience
 from lrq_ha.streams.errors import ConnectionLost, MissingQueue, NoNode, StreamSilent
@@ -30,7 +31,7 @@ def plan(options: ReadOptions) -> list[Range]:
     patience, timeout_s = Patience(), CONNECT_TIMEOUT_S
     while True:
         try:
-            with NodeConnection.open(options.addresses(), CONNECTION_NAME, timeout_s) as node:
+            with NodeConnection.open(options.access.reader_parameters(), CONNECTION_NAME, timeout_s) as node:
                 return _plan(node, queues, options)
         except (ConnectionLost, StreamSilent) as error:
             patience.bear(error, "planning again")
@@ -47,22 +48,34 @@ def _plan(node: NodeConnection, queues: Sequence[str], options: ReadOptions) -> 
         extent(
             node,
             queue,
-            _sequence(options.starting, queue, "startingOffsets", EARLIEST),
-            _sequence(options.ending, queue, "endingOffsets", LATEST),
+            _starting_sequence(node, options.starting, queue),
+            _ending_sequence(node, options.ending, queue),
             strict=options.fail_on_data_loss,
         )
         for queue in queues
     ]
-    return split(node, [one for one in extents if one is not None], options.min_partitions)
+    return split(node, [one for one in extents if one is not None], options.min_partitions, options.max_entries_per_partition)
 
 
 def bound_of(bounds: Bounds, queue: str, option: str) -> Bound:
     """The bound for a queue. Raises OptionError if `bounds` does not name the queue."""
-    if isinstance(bounds, int):
+    if isinstance(bounds, int | Moment):
         return bounds
     if queue not in bounds:
         raise OptionError(f"{option} does not name queue {queue}", todo="Name every queue that is read")
     return bounds[queue]
+
+
+def _starting_sequence(node: NodeConnection, bounds: Bounds, queue: str) -> int | None:
+    if isinstance(bounds, Moment):
+        return find_start(node, queue, bounds)
+    return _sequence(bounds, queue, "startingOffsets", EARLIEST)
+
+
+def _ending_sequence(node: NodeConnection, bounds: Bounds, queue: str) -> int | None:
+    if isinstance(bounds, Moment):
+        return find_sequence(node, queue, bounds)
+    return _sequence(bounds, queue, "endingOffsets", LATEST)
 
 
 def _sequence(bounds: Bounds, queue: str, option: str, unbounded: int) -> int | None:

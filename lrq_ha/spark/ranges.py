@@ -16,6 +16,7 @@ it therefore passes all of (a, b], for the first time when the greatest position
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -28,6 +29,7 @@ from lrq_ha.spark.errors import DataLoss, OptionError
 from lrq_ha.streams.message import Hint, Message, Stream, find, locate, locate_first
 
 SEQUENCE_MAX = 2**63 - 1
+SAMPLES = 8  # messages whose rows are counted for an estimate
 
 
 class Taken(NamedTuple):
@@ -199,7 +201,7 @@ def extent(stream: Stream, queue: str, starting: int | None, ending: int | None,
         if tail.last.sequence < wanted:
             start = tail
         elif head.last.sequence < wanted:
-            start = locate(stream, queue, head, tail, lambda last: last.sequence < wanted)
+            start = locate(stream, queue, head, tail, lambda message: message.last.sequence < wanted)
         after = start.last if start is not head or head.last.sequence < wanted else head.previous
     if ending is None:
         return Extent(
@@ -210,7 +212,7 @@ def extent(stream: Stream, queue: str, starting: int | None, ending: int | None,
             f"Queue {queue} has been received up to sequence {received}: endingOffsets {ending} is after that",
             todo="Wait until it has been received, or use latest",
         )
-    end = locate_first(stream, queue, head, tail, lambda last: last.sequence < ending - 1)
+    end = locate_first(stream, queue, head, tail, lambda message: message.last.sequence < ending - 1)
     through = max(after, end.last)
     return Extent(
         Range(queue, after, through, Hint(start.offset, start.last), None, starting or 0, ending - 1), Hint(end.offset, end.last)
@@ -232,21 +234,40 @@ def _fall(stream: Stream, queue: str, head: Message, tail: Message, starting: in
     return None
 
 
-def _is_within(epoch: int, position: Position) -> bool:
-    return position.epoch <= epoch
+def _is_within(epoch: int, message: Message) -> bool:
+    return message.last.epoch <= epoch
 
 
-def split(stream: Stream, extents: Sequence[Extent], partitions_min: int) -> list[Range]:
-    """Cuts the extents into about `partitions_min` ranges of similar length, at least one per extent.
+def split(stream: Stream, extents: Sequence[Extent], partitions_min: int, entries_max: int | None = None) -> list[Range]:
+    """Cuts the extents into ranges of similar length, at least one per extent.
 
     There are fewer if there are not enough messages, or if a cut would fall on repeated messages.
+
+    Args:
+        stream: The queues on the node that plans.
+        extents: The parts of queues.
+        partitions_min: The ranges wanted in all.
+        entries_max: The rows of a range, about: those of a few messages are counted. None: no limit.
     """
     total = sum(one.messages for one in extents)
     ranges = []
     for one in extents:
-        pieces = min(max(round(partitions_min * one.messages / total), 1), one.messages)
+        pieces = max(round(partitions_min * one.messages / total), 1)
+        if entries_max is not None:
+            pieces = max(pieces, math.ceil(_estimate_rows(stream, one) / entries_max))
+        pieces = min(pieces, one.messages)
         ranges += _cut(one.whole, (stream.at(one.whole.queue, offset) for offset in _offsets(one, pieces)))
     return ranges
+
+
+def count_rows(transactions: Iterable[pb.ReceivedTransaction]) -> int:
+    """The rows of transactions: one for each payload, and one for a transaction without."""
+    return sum(max(len(transaction.payloads), 1) for transaction in transactions)
+
+
+def _estimate_rows(stream: Stream, one: Extent) -> float:
+    seen = [count_rows(stream.at(one.whole.queue, offset).batch.transactions) for offset in _offsets(one, SAMPLES)]
+    return one.messages * sum(seen) / len(seen) if seen else 0
 
 
 def _offsets(one: Extent, pieces: int) -> list[int]:

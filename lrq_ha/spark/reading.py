@@ -69,7 +69,7 @@ def read_range(part: Range, options: ReadOptions) -> Iterator[tuple[Message, Tak
     while True:
         try:
             with (
-                NodeConnection.open(options.addresses(), CONNECTION_NAME, RECONNECT_TIMEOUT_S) as node,
+                NodeConnection.open(options.access.reader_parameters(), CONNECTION_NAME, RECONNECT_TIMEOUT_S) as node,
                 closing(read_from(node, part, options)) as steps,
             ):
                 for message, taken, rest in steps:

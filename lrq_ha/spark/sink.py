@@ -23,7 +23,6 @@ from lrq_ha.publisher.errors import FencedError, NackedError
 from lrq_ha.publisher.numbered import Message, NumberedProducer
 from lrq_ha.publisher.sync import Publisher
 from lrq_ha.spark.errors import LowerVersion, RowError, WriteError
-from lrq_ha.spark.options import tls_context
 from lrq_ha.spark.sink_options import WriteOptions
 from lrq_ha.spark.sink_rows import CHUNK_BITS, Piece, in_order, number_of, pieces
 
@@ -107,13 +106,13 @@ def _write(batches: Iterator[pa.RecordBatch], options: WriteOptions, name: str, 
 
     try:
         with Publisher(
-            options.nodes,
+            options.access.full_addresses(),
             name + BASE_SUFFIX,
             options.client_name,
             vhost=options.vhost,
             connect_timeout_s=NO_PRIMARY_S,
             publish_timeout_s=NO_PRIMARY_S,
-            tls=tls_context(options.tls_ca),
+            tls=options.access.tls_context(),
         ) as publisher:
             producer = publisher.open_producer(
                 name, number_of(version + 1, 0) - 1, log_entries=bool(options.client_name), ascending=True

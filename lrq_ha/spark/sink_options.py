@@ -14,14 +14,14 @@ from pyspark.sql.types import ArrayType, BinaryType, DataType, MapType, StringTy
 
 from lrq_ha.errors import LrqError
 from lrq_ha.publisher.messages import checked_client_name, checked_destinations, checked_producer, checked_short_string
+from lrq_ha.spark.access import ALLOWED as ACCESS_ALLOWED
+from lrq_ha.spark.access import Access, parse_access, words
 from lrq_ha.spark.errors import OptionError
-from lrq_ha.spark.options import ALLOWED as READ_ALLOWED
-from lrq_ha.spark.options import checked_addresses, known_options, parse_number, words
+from lrq_ha.spark.options import known_options, parse_number
 
 VERSION_MAX = (1 << 43) - 1  # a number in an ID has 63 bits, 20 of which count the pieces
 ALLOWED = {
-    "nodes": "AMQP addresses of the group's doors, comma separated: amqp://USER:PASSWORD@HOST:PORT,…",
-    "tlsCa": READ_ALLOWED["tlsCa"],
+    **ACCESS_ALLOWED,
     "producer": "the name of this job as a producer, 1 to 40 characters of A-Z a-z 0-9 _ . - beginning with a letter or digit",
     "clientName": "to sites: the name of the log replication client",
     "destinations": "to sites: remote_ids, comma separated, of rows without a column destinations",
@@ -59,8 +59,7 @@ class WriteOptions:
     """Where rows go, and how.
 
     Attributes:
-        nodes: Addresses of the group's doors; at least one.
-        tls_ca: Path of a PEM file, or None for the system's trusted CAs.
+        access: The way to the group's doors.
         producer: The job's name, the first part of the names of its producers.
         client_name: Of the log replication client; empty: the rows go to exchanges.
         destinations: The sites of rows without a column `destinations`.
@@ -71,8 +70,7 @@ class WriteOptions:
         order: Columns to sort a partition by; empty: not sorted.
     """
 
-    nodes: tuple[str, ...]
-    tls_ca: str | None
+    access: Access
     producer: str
     client_name: str
     destinations: tuple[str, ...]
@@ -122,8 +120,7 @@ def parse_write_options(given: Mapping[str, str], schema: StructType, *, streami
     if version is not None and version > VERSION_MAX:
         raise OptionError(f"version = {version} is not allowed", todo=f"Allowed: {ALLOWED['version']}")
     return WriteOptions(
-        nodes=checked_addresses("nodes", text("nodes"), vhost),
-        tls_ca=text("tlsCa"),
+        access=parse_access(values, vhost),
         producer=producer,
         client_name=text("clientName", ""),
         destinations=destinations,

@@ -27,9 +27,9 @@ from lrq_ha.replication.positions import Position
 from lrq_ha.routing.chain import START
 from lrq_ha.spark.errors import OptionError
 from lrq_ha.spark.offsets import extent_between, format_offset, parse_offset, resolve_start
-from lrq_ha.spark.options import EARLIEST, LATEST, ReadOptions
+from lrq_ha.spark.options import EARLIEST, LATEST, Moment, ReadOptions
 from lrq_ha.spark.planning import bound_of, discover_queues
-from lrq_ha.spark.ranges import Extent, split
+from lrq_ha.spark.ranges import Extent, count_rows, split
 from lrq_ha.spark.reading import CONNECTION_NAME, RECONNECT_TIMEOUT_S, Patience, read_batches, read_from
 from lrq_ha.streams.errors import ConnectionLost, MissingQueue, NoNode, StreamSilent
 from lrq_ha.streams.message import Hint
@@ -52,7 +52,8 @@ class LrqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._options = options
         self._refused = refused
         if options.ending != LATEST:
-            self._refused = OptionError("A streaming read has no end: endingOffsets is for batch reads", todo="Leave out endingOffsets")
+            name = "endingTimestamp" if isinstance(options.ending, Moment) else "endingOffsets"
+            self._refused = OptionError(f"A streaming read has no end: {name} is for batch reads", todo=f"Leave out {name}")
         self._node: NodeConnection | None = None
         self._found: tuple[str, ...] = options.subscribe
         self._discover_at = 0.0
@@ -179,7 +180,7 @@ class LrqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         end, rows = one.whole.after, 0
         with closing(read_from(node, one.whole, self._options)) as steps:
             for _, taken, rest in steps:
-                more = sum(max(len(transaction.payloads), 1) for transaction in taken.transactions)
+                more = count_rows(taken.transactions)
                 if rows + more > rows_max and not (at_least_one and not rows):
                     break
                 rows += more
@@ -200,7 +201,7 @@ class LrqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         for one in extents:
             if one.end.last == one.whole.through:
                 self._places[one.whole.queue] = node.address, one.end
-        return [InputPartition(part) for part in split(node, extents, self._options.min_partitions)]
+        return [InputPartition(part) for part in split(node, extents, self._options.min_partitions, self._options.max_entries_per_partition)]
 
     def _with_node(self, then: str, call: Callable[[NodeConnection], T], given: Mapping[str, Position] | None = None) -> T:
         """The result of `call` with a node that takes readers.
@@ -214,7 +215,7 @@ class LrqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         while True:
             try:
                 if self._node is None:
-                    self._node = NodeConnection.open(self._options.addresses(), CONNECTION_NAME, RECONNECT_TIMEOUT_S, empty_wait_s=0)
+                    self._node = NodeConnection.open(self._options.access.reader_parameters(), CONNECTION_NAME, RECONNECT_TIMEOUT_S, empty_wait_s=0)
                 return call(self._node)
             except (ConnectionLost, StreamSilent, MissingQueue) as error:
                 self._drop_node()

@@ -78,7 +78,7 @@ def find(stream: Stream, queue: str, after: Position) -> Message | None:
     head = stream.first(queue) if tail is not None else None
     if tail is None or head is None or head.last > after:
         return head
-    return tail if tail.last <= after else locate(stream, queue, head, tail, lambda last: last <= after)
+    return tail if tail.last <= after else locate(stream, queue, head, tail, lambda message: message.last <= after)
 
 
 def parse_message(queue: str, offset: int, body: bytes) -> Message:
@@ -92,8 +92,8 @@ def parse_message(queue: str, offset: int, body: bytes) -> Message:
     return Message(offset, batch)
 
 
-def locate(stream: Offsets[L], queue: str, low: L, high: L, before: Callable[[Position], bool]) -> L:
-    """A message whose last position satisfies `before`, as late as bisection finds one; `low` if there is none.
+def locate(stream: Offsets[L], queue: str, low: L, high: L, before: Callable[[L], bool]) -> L:
+    """A message that satisfies `before`, as late as bisection finds one; `low` if there is none.
 
     If the sink repeated itself there may be a later one; any will do to begin a range (see the module's docstring).
     """
@@ -101,17 +101,17 @@ def locate(stream: Offsets[L], queue: str, low: L, high: L, before: Callable[[Po
         middle = stream.at(queue, (low.offset + high.offset) // 2)
         if not low.offset < middle.offset < high.offset:  # trimmed meanwhile: the rest of the interval begins at `middle`
             break
-        if before(middle.last):
+        if before(middle):
             low = middle
         else:
             high = middle
     return low
 
 
-def locate_first(stream: Offsets[L], queue: str, low: L, high: L, before: Callable[[Position], bool]) -> L:
-    """The message behind the one that `locate` finds: its last position does not satisfy `before`; `high` if there is none."""
-    if not before(low.last):
+def locate_first(stream: Offsets[L], queue: str, low: L, high: L, before: Callable[[L], bool]) -> L:
+    """The message behind the one that `locate` finds: it does not satisfy `before`; `high` if there is none."""
+    if not before(low):
         return low
-    if before(high.last):
+    if before(high):
         return high
     return stream.at(queue, locate(stream, queue, low, high, before).offset + 1)

@@ -12,7 +12,7 @@ import struct
 import time
 import tomllib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -30,6 +30,7 @@ from sidecar_process import Sidecar
 from broker_plugin.amqp import content_header, encode, frames
 from lrq_ha.lab import Lab
 from lrq_ha.publisher import NoPrimary, Publisher
+from lrq_ha.streams.errors import NoNode
 
 pytestmark = [pytest.mark.broker, pytest.mark.one_version("4.3")]
 
@@ -142,7 +143,6 @@ def test_publishers_trust_nobody_else(lab: Lab, api: Api) -> None:
 def test_the_spark_source(lab: Lab) -> None:
     """Read through the site's door what came there; without the authority, refused at once and with the reason."""
     source = pytest.importorskip("lrq_ha.spark.source", reason="PySpark is not installed")
-    errors = pytest.importorskip("lrq_ha.streams.errors")
     assert lab.authority is not None
     client = f"spark{time.time_ns()}"
     sent = [b"%d over TLS" % i for i in range(20)]
@@ -161,7 +161,7 @@ def test_the_spark_source(lab: Lab) -> None:
     eventually("all of it at the site", lambda: len(read()) == len(sent))
     assert read() == sent
     del options["tlsca"]
-    with pytest.raises(errors.NoNode, match="CERTIFICATE_VERIFY_FAILED") as caught:
+    with pytest.raises(NoNode, match="CERTIFICATE_VERIFY_FAILED") as caught:
         read()
     assert not caught.value.retriable
 
@@ -294,6 +294,16 @@ def test_a_door_that_requires_certificates_and_tls_1_3_takes_nothing_less(lab: L
             with pytest.raises((AMQPConnectionError, OSError)):
                 pika.BlockingConnection(tried(context))
         works(lab, tried(with_certificate))
+
+        spark = pytest.importorskip("lrq_ha.spark.options", reason="PySpark is not installed")
+        streams = pytest.importorskip("lrq_ha.streams.node_connection")
+        certificate, key = lab.authority.issue("a-client", "anybody")
+        options = {"nodes": f"{lab.nodes['e1'].door.rpartition(':')[0]}:{strict.door.rpartition(':')[2]}", "subscribe": "LRQ_Recv_a_b"}
+        own = {"tlsCert": str(certificate), "tlsKey": str(key)}
+        for more, taken in ((own, True), ({}, False)):
+            access = spark.parse_options(options | {"tlsCa": str(lab.authority.ca)} | more).access
+            with nullcontext() if taken else pytest.raises(NoNode), streams.NodeConnection.open(access.reader_parameters(), "reader", 3):
+                pass
 
 
 # -- logins by certificate

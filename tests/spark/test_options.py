@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
+from pathlib import Path
+
 import pytest
 
+from lrq_ha.lab.certificates import Authority
 from lrq_ha.replication.positions import Position
 from lrq_ha.spark.errors import OptionError
 from lrq_ha.spark.options import ALLOWED, COLUMNS, EARLIEST, LATEST, matching, parse_options
@@ -16,7 +20,7 @@ QUEUE = {"subscribe": "LRQ_Recv_a_east"}
 
 def test_defaults() -> None:
     options = parse_options(NODES | QUEUE)
-    assert options.nodes == ("amqp://u:p@h:1",)
+    assert options.access.nodes == ("amqp://u:p@h:1",)
     assert options.subscribe == ("LRQ_Recv_a_east",)
     assert (options.starting, options.ending) == (EARLIEST, LATEST)
     assert options.min_partitions == 1
@@ -28,7 +32,7 @@ def test_case_does_not_matter_and_lists_are_trimmed() -> None:
     options = parse_options(
         {"NODES": "amqp://h:1, amqps://g:2,", "SubScribe": "LRQ_Recv_a_east , LRQ_Recv_a_west,LRQ_Recv_a_east"}
     )
-    assert options.nodes == ("amqp://h:1", "amqps://g:2")
+    assert options.access.nodes == ("amqp://h:1", "amqps://g:2")
     assert options.subscribe == ("LRQ_Recv_a_east", "LRQ_Recv_a_west")
 
 
@@ -55,8 +59,8 @@ def test_columns_are_those_wanted_in_their_order() -> None:
     [
         (NODES | QUEUE | {"prefetch": "3"}, "Unknown option 'prefetch'.*startingOffsets"),
         (QUEUE, "nodes is missing"),
-        ({"nodes": "h:5672"} | QUEUE, "Address 1 of option nodes is malformed.*amqp://USER"),
-        ({"nodes": "amqp://u:p@h:1/lrq,amqp://u:p@h:2/shop"} | QUEUE, "Address 2 of option nodes has another virtual host.*always lrq"),
+        ({"nodes": "h:5672"} | QUEUE, "Address 1 of option nodes is malformed.*amqp://HOST"),
+        ({"nodes": "amqp://u:p@h:1/lrq,amqp://u:p@h:2/shop"} | QUEUE, "Address 2 of option nodes has another virtual host"),
         ({"nodes": "amqp://u:p@h?heartbeat=5"} | QUEUE, "Address 1 of option nodes has options behind"),
         ({"nodes": "amqp://u@h"} | QUEUE, "Address 1 of option nodes has a user and no password"),
         (NODES, "Exactly one of the options subscribe and subscribePattern"),
@@ -76,6 +80,15 @@ def test_columns_are_those_wanted_in_their_order() -> None:
         (NODES | QUEUE | {"startingOffsets": '{"LRQ_Recv_b_east": 1}'}, "LRQ_Recv_b_east.*LRQ_Recv_a_east"),
         (NODES | QUEUE | {"endingOffsets": "earliest"}, "endingOffsets = 'earliest'.*latest"),
         (NODES | QUEUE | {"endingOffsets": '{"LRQ_Recv_a_east": -2}'}, "endingOffsets"),
+        (NODES | QUEUE | {"startingTimestamp": "soon"}, "startingTimestamp = 'soon'.*ms since 1970"),
+        (NODES | QUEUE | {"startingTimestamp": "5", "startingOffsets": "latest"}, "startingTimestamp and startingOffsets are given"),
+        (NODES | QUEUE | {"endingTimestamp": "5", "endingOffsets": "latest"}, "endingTimestamp and endingOffsets are given"),
+        (NODES | QUEUE | {"startingTimestamp": "5", "startingOffsetsByTimestampStrategy": "first"}, "Strategy = 'first'.*latest"),
+        (NODES | QUEUE | {"maxEntriesPerPartition": "0"}, "maxEntriesPerPartition = '0'.*whole number >= 1"),
+        (NODES | QUEUE | {"user": "u"}, "Option user is given, and an address in nodes has a user"),
+        (NODES | QUEUE | {"password": "p"}, "A password is given without option user"),
+        (NODES | QUEUE | {"user": "u", "password": "p", "passwordFile": "/p"}, "password and passwordFile are given"),
+        (NODES | QUEUE | {"tlsKey": "/k"}, "tlsKey is given without tlsCert"),
         (NODES | QUEUE | {"minPartitions": "0"}, "minPartitions = '0'.*whole number >= 1"),
         (NODES | QUEUE | {"minPartitions": "two"}, "minPartitions"),
         (NODES | QUEUE | {"maxEntriesPerTrigger": "-5"}, "maxEntriesPerTrigger = '-5'.*whole number >= 1"),
@@ -108,7 +121,31 @@ def test_what_pika_does_not_know_in_an_address_is_refused() -> None:
 
 def test_a_file_of_authorities_that_cannot_be_used_is_named() -> None:
     with pytest.raises(OptionError, match="tlsCa = '/nowhere' cannot be used: No such file"):
-        parse_options(NODES | {"subscribe": "LRQ_Recv_a_east", "tlsCa": "/nowhere"}).addresses()
+        parse_options(NODES | {"subscribe": "LRQ_Recv_a_east", "tlsCa": "/nowhere"}).access.reader_parameters()
+
+
+def test_a_client_certificate_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+    """One that is missing, and a key with a passphrase, for which nothing may ask at the terminal."""
+    access = parse_options(NODES | QUEUE | {"tlsCert": "/nowhere.pem"}).access
+    with pytest.raises(OptionError, match=r"tlsCert = '/nowhere\.pem' cannot be used: No such file"):
+        access.tls_context()
+    certificate, key = Authority(tmp_path).issue("client", "client")
+    locked = tmp_path / "locked.pem"
+    subprocess.run(["openssl", "pkey", "-in", key, "-aes256", "-passout", "pass:secret", "-out", locked], check=True)
+    access = parse_options(NODES | QUEUE | {"tlsCert": str(certificate), "tlsKey": str(locked)}).access
+    with pytest.raises(OptionError, match=r"tlsCert = .* with tlsKey = .*locked.pem' cannot be used"):
+        access.tls_context()
+
+
+def test_a_user_in_an_address_keeps_each_character() -> None:
+    access = parse_options({"nodes": "amqp://h:1,amqps://g"} | QUEUE | {"user": "a@b", "password": "p/w %"}).access
+    found = access.reader_parameters()
+    assert [(one.host, one.port, one.credentials.username, one.credentials.password) for one in found] == [
+        ("h", 1, "a@b", "p/w %"),
+        ("g", 5671, "a@b", "p/w %"),
+    ]
+    assert "p/w" not in repr(access)
+    assert "p%2Fw" not in repr(access)
 
 
 def test_every_option_is_described() -> None:

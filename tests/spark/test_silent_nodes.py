@@ -154,7 +154,7 @@ def test_a_node_that_stands_still_while_a_read_is_planned(two: Lab, options: Rea
 def test_nothing_waits_for_a_node_that_stands_still(two: Lab, options: ReadOptions, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither a question, nor the farewell."""
     monkeypatch.setattr(node_connection, "ANSWER_TIMEOUT_S", 2.0, raising=False)
-    nodes = [NodeConnection.open(options.addresses(), "test", 60) for _ in range(2)]
+    nodes = [NodeConnection.open(options.access.reader_parameters(), "test", 60) for _ in range(2)]
 
     def ask() -> None:
         with pytest.raises(ConnectionLost, match="no answer within 2 s"):

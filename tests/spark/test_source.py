@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -185,7 +186,7 @@ def test_a_missing_queue(spark: SparkSession, nodes: str, receive_queue: Make) -
 
 
 def test_a_wrong_option_is_refused_by_load(spark: SparkSession, nodes: str) -> None:
-    with pytest.raises(Exception, match=r"Unknown option 'fetchsize'.*Allowed: nodes, tlsCa, subscribe"):
+    with pytest.raises(Exception, match=r"Unknown option 'fetchsize'.*Allowed: nodes, user, .*subscribe"):
         read(spark, nodes, "LRQ_Recv_a_east", fetchsize=3)
 
 
@@ -216,6 +217,57 @@ def test_bounds(nodes: str, receive_queue: Make) -> None:
     assert sequences(options_of(nodes, one.name, startingOffsets=json.dumps({one.name: 1006}))) == []
     with pytest.raises(OptionError, match="received up to sequence 1005"):
         plan(options_of(nodes, one.name, endingOffsets=json.dumps({one.name: 1007})))
+
+
+def test_bounds_by_time(spark: SparkSession, nodes: str, receive_queue: Make) -> None:
+    queue = receive_queue()
+    times = [(n, n * 1_000_000) for n in range(10, 1010, 10)]
+    queue.write_burst(queue.batch(transaction(n, timestamp_us=us), transaction(n + 5, timestamp_us=us)) for n, us in times)
+    within = options_of(nodes, queue.name, startingTimestamp="500000", endingTimestamp="510001", minPartitions="3")
+    assert sequences(within) == [500, 505, 510, 515]
+    assert sequences(options_of(nodes, queue.name, startingTimestamp="999001")) == [1000, 1005]
+    beyond = {"startingTimestamp": "1000001"}
+    with pytest.raises(OptionError, match=r"has no transaction from 1970-01-01 00:16:40\.001"):
+        plan(options_of(nodes, queue.name, **beyond))
+    assert read(spark, nodes, queue.name, **beyond, startingOffsetsByTimestampStrategy="latest").count() == 0
+
+
+def test_a_partition_has_about_as_many_rows_as_wanted(nodes: str, receive_queue: Make) -> None:
+    queue = receive_queue()
+    queue.write_burst(queue.batch(transaction(n, [b"x"] * 50)) for n in range(1, 401))
+    options = options_of(nodes, queue.name, maxEntriesPerPartition="1000")
+    rows = [sum(len(taken.transactions) * 50 for _, taken in read_range(part, options)) for part in plan(options)]
+    assert sum(rows) == 20_000
+    assert max(rows) <= 1_100
+    assert len(plan(options_of(nodes, queue.name, maxEntriesPerPartition="20000"))) == 1
+
+
+@pytest.mark.quick
+def test_a_user_apart_from_the_addresses(
+    spark: SparkSession, nodes: str, receive_queue: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    queue = receive_queue()
+    fill(queue, 3)
+    address = urlsplit(nodes)
+    bare, user, password = f"amqp://{address.hostname}:{address.port}", str(address.username), str(address.password)
+    file = tmp_path / "password"
+    file.write_text(f"{password}\n")
+    for secret in ({"passwordFile": str(file)}, {"password": password}):
+        frame = read(spark, bare, queue.name, user=user, **secret)
+        assert frame.count() == 3
+        frame.explain("extended")
+        assert password not in capsys.readouterr().out
+    options = options_of(bare, queue.name, user=user)
+    with pytest.raises(OptionError, match="LRQ_PASSWORD is not in the environment"):
+        plan(options)
+    monkeypatch.setenv("LRQ_PASSWORD", password)
+    assert sequences(options) == [1, 2, 3]
+    file.write_text("another")
+    with pytest.raises(NoNode, match="403"):
+        plan(options_of(bare, queue.name, user=user, passwordFile=str(file)))
+    file.unlink()
+    with pytest.raises(OptionError, match="cannot be used: No such file"):
+        plan(options_of(bare, queue.name, user=user, passwordFile=str(file)))
 
 
 def test_a_trimmed_head(spark: SparkSession, nodes: str, receive_queue: Make) -> None:

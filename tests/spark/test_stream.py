@@ -169,6 +169,15 @@ def test_where_a_query_begins(receive_queue: Make, steps: Callable[..., Steps], 
     assert query.take_batch() == [(queue.name, n) for n in given]
 
 
+def test_a_query_that_begins_at_a_time(receive_queue: Make, steps: Callable[..., Steps]) -> None:
+    queue = receive_queue()
+    queue.write_burst(queue.batch(transaction(n, timestamp_us=n * 1_000)) for n in range(1, 10))
+    query = steps(subscribe=queue.name, startingTimestamp="8")
+    assert query.take_batch() == []
+    queue.write(queue.batch(transaction(10, timestamp_us=0)))
+    assert query.take_batch() == [(queue.name, n) for n in (8, 9, 10)]
+
+
 def test_available_now_has_an_end(receive_queue: Make, steps: Callable[..., Steps]) -> None:
     queue = receive_queue()
     fill(queue, 1, 30)
@@ -187,6 +196,8 @@ def test_what_is_refused_before_anything_is_read(steps: Callable[..., Steps]) ->
         steps(subscribe="LRQ_Recv_a_nowhere").take_batch()
     with pytest.raises(OptionError, match="endingOffsets is for batch reads"):
         steps(subscribe="LRQ_Recv_a_nowhere", endingOffsets='{"LRQ_Recv_a_nowhere": 3}')
+    with pytest.raises(OptionError, match="endingTimestamp is for batch reads"):
+        steps(subscribe="LRQ_Recv_a_nowhere", endingTimestamp="3")
 
 
 def test_a_query_that_is_refused_says_why(spark: SparkSession, nodes: str, receive_queue: Make, tmp_path: Path) -> None:

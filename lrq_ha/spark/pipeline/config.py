@@ -21,7 +21,10 @@ from lrq_ha.spark.pipeline.spec import Format, NewColumn
 
 BUCKETS_MAX = 10_000
 #: Options of format lrq that the pipeline sets itself.
-OWN_OPTIONS = ("startingOffsets", "endingOffsets", "includeChain", "columns")
+OWN_OPTIONS = (
+    *("startingOffsets", "endingOffsets", "includeChain", "columns"),
+    *("startingTimestamp", "startingOffsetsByTimestampStrategy", "endingTimestamp"),
+)
 SOURCE_OPTIONS = {name: meaning for name, meaning in ALLOWED.items() if name not in OWN_OPTIONS}
 SOURCE_DEFAULTS = {"maxEntriesPerTrigger": "500000"}
 _SECONDS = {"s": 1, "m": 60, "h": 3600}
@@ -196,10 +199,16 @@ _SAMPLES = {
     "nodes": '"amqp://reader:SECRET@192.0.2.1:5673,amqp://reader:SECRET@192.0.2.2:5673"',
     "subscribe": '"LRQ_Recv_flights_east"',
     "maxEntriesPerTrigger": SOURCE_DEFAULTS["maxEntriesPerTrigger"],
+    "user": '"reader"',
+    "password": '"SECRET"',
+    "passwordFile": '"/etc/orders/reader.password"',
     "tlsCa": '"/etc/orders/ca.pem"',
+    "tlsCert": '"/etc/orders/reader.pem"',
+    "tlsKey": '"/etc/orders/reader.key"',
     "subscribePattern": '"LRQ_Recv_flights_.*"',
     "http": '"http://192.0.2.1:8080"',
     "minPartitions": "2",
+    "maxEntriesPerPartition": "1000000",
     "queueDiscoveryInterval": "30",
     "failOnDataLoss": "true",
     "tables.flights.schema": '"id BIGINT, carrier STRING, dep_delay BIGINT"',
