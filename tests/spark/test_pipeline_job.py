@@ -21,7 +21,7 @@ from receive_queues import ReceiveQueue, transaction
 from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.replication.positions import Position
 from lrq_ha.spark import tables_at
-from lrq_ha.spark.pipeline import store
+from lrq_ha.spark.pipeline import history, store
 from lrq_ha.spark.pipeline.config import Config
 from lrq_ha.spark.pipeline.errors import BadRecord, NoVersion
 from lrq_ha.spark.pipeline.run import Job, main
@@ -81,6 +81,7 @@ def test_runs_that_follow_each_other(spark: SparkSession, nodes: str, receive_qu
     status = json.loads((path / "status.json").read_text())
     assert status["rows"] == {"t": 2, "u": 1}
     assert status["queues"][queue.name] == {"epoch": 257, "sequence": 9, "has_snapshot": True, "open_snapshot": None, "deltas_wait": False}
+    assert [(one.version, one.put, one.rows["t"]) for one in history.read_history(path)[0]] == [(1, 3, 1), (2, 2, 2)]
     files = spark.read.parquet(f"{path}/current/t/*.parquet")
     assert sorted((row.queue, row.k, row.v) for row in files.collect()) == [(queue.name, "a", 4), (queue.name, "c", 9)]
 
