@@ -28,11 +28,13 @@ from lrq_ha.spark.decode import DECODERS, Decoder
 from lrq_ha.spark.offsets import parse_offset
 from lrq_ha.spark.options import EARLIEST
 from lrq_ha.spark.pipeline import report, store
-from lrq_ha.spark.pipeline.apply import Applied, Settings, TableWriter, leave_later
+from lrq_ha.spark.pipeline.apply import Applied, Settings, TableWriter
+from lrq_ha.spark.pipeline.bounds import leave_later
 from lrq_ha.spark.pipeline.config import Config, ConfigError, DecodeSection, parse_interval, read_config, sample
 from lrq_ha.spark.pipeline.errors import SchemaChanged
 from lrq_ha.spark.pipeline.history import VersionFigures, append_failure, append_version, figures_of
 from lrq_ha.spark.pipeline.manifest import Manifest
+from lrq_ha.spark.pipeline.rebuild import check_rebuilt
 from lrq_ha.spark.pipeline.spec import Table
 from lrq_ha.spark.planning import discover_queues
 from lrq_ha.spark.session import cause, session
@@ -41,6 +43,7 @@ from lrq_ha.spark.tables import COLUMNS_NEEDED
 
 CLEANING_INTERVAL_S = 60.0
 REPORT = "report"
+COLUMNS = ",".join((*COLUMNS_NEEDED, "timestamp"))
 NOWHERE: Mapping[str, Position] = {}
 
 
@@ -68,7 +71,7 @@ def open_stream(spark: SparkSession, config: Config, manifest: Manifest) -> Data
     return (
         spark.readStream.format("lrq")
         .options(**config.options)
-        .option("columns", ",".join((*COLUMNS_NEEDED, "timestamp")))
+        .option("columns", COLUMNS)
         .option("startingOffsets", json.dumps(starting))
         .load()
     )
@@ -169,6 +172,26 @@ class Job:
             finally:
                 query.stop()
 
+    def rebuild(self, table: str, *, dry_run: bool = False) -> None:
+        """Computes a table from the newest full snapshots that the queues hold, up to the positions that are applied.
+
+        Args:
+            table: Its name.
+            dry_run: Says what would be done, and writes nothing.
+
+        Raises:
+            LrqError: It cannot be rebuilt.
+            PySparkException: The source, or Spark, failed.
+        """
+        check_rebuilt(table, self._writer.manifest)
+        began = time.monotonic()
+        entries = self._spark.read.format("lrq").options(**self._config.options).option("columns", COLUMNS).load()
+        rebuilt = self._writer.rebuild_table(table, entries, dry_run=dry_run)
+        if dry_run:
+            self._say(f"would rebuild {table} with {rebuilt.puts:,} put, {rebuilt.deletes:,} deleted since its full snapshot began")
+        else:
+            self._tell(rebuilt, time.monotonic() - began)
+
     def _has_reached(self) -> bool:
         queues = self._writer.manifest.queues
         return bool(self._until) and all(queue in queues and queues[queue].position >= last for queue, last in self._until.items())
@@ -252,9 +275,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         interval_s = None if given.once or given.dry_run or until else interval_s or parse_interval(config.run.interval)
         with open_session(config) as spark:
             for number in (signal.SIGTERM, signal.SIGINT):  # an exception in the middle of a call to Spark would leave a trace
-                signal.signal(number, lambda *_: stopped.set())
+                signal.signal(number, signal.SIG_DFL if given.rebuild is not None else lambda *_: stopped.set())
             job = Job(spark, config, lambda line: print(line, file=sys.stderr, flush=True), stopped)
-            job.run(interval_s=interval_s, dry_run=given.dry_run, until=until)
+            if given.rebuild is not None:
+                job.rebuild(given.rebuild, dry_run=given.dry_run)
+            else:
+                job.run(interval_s=interval_s, dry_run=given.dry_run, until=until)
     except (PySparkException, LrqError, OSError) as error:
         said = cause(str(error))
         print(said, file=sys.stderr)
@@ -275,7 +301,10 @@ def parse_arguments(arguments: Sequence[str]) -> tuple[argparse.Namespace, int |
     parser.add_argument("--dry-run", action="store_true", help="say what would be applied, and end, and write nothing")
     text = 'apply no more than this, and end: {"QUEUE": {"epoch": E, "sequence": S}}; all that is there now of queues without a position'
     parser.add_argument("--until", metavar="POSITIONS", default="{}", help=text)
+    parser.add_argument("--rebuild", metavar="TABLE", help="compute one table from the newest full snapshot that its queue still holds, and end")
     given = parser.parse_args(arguments)
+    if given.rebuild is not None and (given.once or given.interval or given.until != "{}"):
+        parser.error("--rebuild goes with no other option than --dry-run: it applies nothing new")
     if given.config is None and not given.sample:
         parser.error("the path of a configuration is missing")
     try:
