@@ -18,13 +18,18 @@ from typing import TYPE_CHECKING, Any
 from lrq_ha.spark.source import LrqDataSource, register
 
 if TYPE_CHECKING:
+    from lrq_ha.spark.executors import check
     from lrq_ha.spark.pipeline.readers import tables_at
     from lrq_ha.spark.query_listener import LrqListener
 
-__all__ = ["LrqDataSource", "LrqListener", "register", "tables_at"]
+__all__ = ["LrqDataSource", "LrqListener", "check", "register", "tables_at"]
 
 #: Loaded when they are asked for: Spark's workers, which import this package, do not need them.
-_ON_DEMAND = {"tables_at": "lrq_ha.spark.pipeline.readers", "LrqListener": "lrq_ha.spark.query_listener"}
+_ON_DEMAND = {
+    "tables_at": "lrq_ha.spark.pipeline.readers",
+    "LrqListener": "lrq_ha.spark.query_listener",
+    "check": "lrq_ha.spark.executors",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -1,19 +1,26 @@
-"""The pipeline's files and definitions, without Spark: versions, clean-up, what a table may become, the configuration."""
+"""The pipeline's files and definitions, without Spark: versions, clean-up, what a table may become, the configuration, the report."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import sys
 import time
+from datetime import datetime
 from pathlib import Path
+from typing import Any, NoReturn
 
 import pytest
 
 from lrq_ha.replication.positions import Position
-from lrq_ha.spark.pipeline import store
+from lrq_ha.spark.pipeline import history, run, store
 from lrq_ha.spark.pipeline.config import ConfigError, parse_interval, read_config, sample
 from lrq_ha.spark.pipeline.errors import BadVersion, NoVersion, PathTaken, SchemaChanged
+from lrq_ha.spark.pipeline.history import VersionFigures
 from lrq_ha.spark.pipeline.manifest import DataFile, Manifest, OpenSnapshot, Place, QueueState, TableState, Writer
+from lrq_ha.spark.pipeline.report import read_report
+from lrq_ha.spark.pipeline.run import main
 from lrq_ha.spark.pipeline.spec import Table, reconcile_table
 
 pytestmark = pytest.mark.quick
@@ -153,3 +160,106 @@ def test_the_documentation_has_the_sample() -> None:
 
 def test_intervals() -> None:
     assert [parse_interval(text) for text in ("0s", "30s", "5m", "1h")] == [0, 30, 300, 3600]
+
+
+TIME = "2026-01-01T00:00:{:02}+00:00"
+
+
+def figures(number: int, **more: Any) -> VersionFigures:
+    return VersionFigures(version=number, time=datetime.fromisoformat(TIME.format(number % 60)), rows={"t": number}, bytes={"t": 2048}, **more)
+
+
+def page_of(path: Path) -> str:
+    output = path / "out.html"
+    assert main(["report", str(path), "--output", str(output)]) == 0
+    return output.read_text("utf-8")
+
+
+def test_a_report_of_what_is_recorded(tmp_path: Path) -> None:
+    for number in (1, 2):
+        store.create_version(tmp_path, version(number, *"ab"[:number]))
+        history.append_version(tmp_path, figures(number, put=1000 + number, deleted=7, seconds=2.5, lag_s=3600.25))
+    history.append_failure(tmp_path, "lrq_ha.spark.errors.DataLoss: <gone>\nmore")
+    page = page_of(tmp_path)
+    assert page.startswith("<!DOCTYPE html>")
+    assert page.count("<svg") == 1
+    assert not re.findall(r'(?:src|href)="(?!#)', page), "a file that needs no other"
+    panels = ("rows of the tables", "lag in seconds")
+    for text in (*panels, "1,002", "3,600.2", "DataLoss: &lt;gone&gt;", "2.0 KiB", "a full snapshot is under way since 1.2"):
+        assert text in page, text
+    assert "more" not in page
+
+
+def test_a_report_of_an_older_release(tmp_path: Path) -> None:
+    """It has no history: versions and status.json are there."""
+    for number in (1, 2, 3):
+        store.create_version(tmp_path, version(number, *"abc"[:number]))
+    status = {"version": 3, "put": 77, "deleted": 0, "bad": 0, "seconds": 1.5, "lag_s": None, "rows": {"t": 3}, "quarantined": 0}
+    store.write_status(tmp_path, json.dumps(status))
+    report = read_report(tmp_path)
+    known = [(one.version, one.rows, one.put) for one in report.versions]
+    assert known == [(1, {"t": 1}, None), (2, {"t": 2}, None), (3, {"t": 3}, 77)]
+    store.write_status(tmp_path, "{")
+    assert read_report(tmp_path).versions[-1].put is None
+    page = page_of(tmp_path)
+    assert "lag in seconds</text>" not in page, "a panel without a figure"
+    assert "None is recorded." in page
+
+
+def test_names_of_tables_in_a_report_are_text(tmp_path: Path) -> None:
+    name = "a$b$<script>"
+    made = Manifest(1, "p", True, {}, {name: TableState({"k": "string"}, ("k",), 2)}, (), WRITER)
+    store.create_version(tmp_path, made)
+    page = page_of(tmp_path)
+    assert "<script>" not in page
+    assert "a$b$&lt;script&gt;" in page
+
+
+def test_a_report_of_what_is_no_output(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for path in (tmp_path, tmp_path / "missing"):
+        assert main(["report", str(path), "--output", str(tmp_path / "out.html")]) == 1
+        said = capsys.readouterr().err
+        assert said == f"{path} holds no tables of a pipeline. Name the folder that path in [sink] of the pipeline's configuration names\n"
+    assert not (tmp_path / "out.html").exists()
+    history.append_failure(tmp_path, "nothing is made where there are no tables")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_report_without_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    store.create_version(tmp_path, version(1, "a"))
+    monkeypatch.delitem(sys.modules, "lrq_ha.spark.pipeline.report_chart", raising=False)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert main(["report", str(tmp_path), "--output", str(tmp_path / "out.html")]) == 1
+    assert "pip install 'lrq-ha[report]'" in capsys.readouterr().err
+
+
+def test_the_history_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And a job that fails all the time pushes out no version."""
+    monkeypatch.setattr(history, "HISTORY_BYTES_MAX", 20_000)
+    (tmp_path / "_versions").mkdir()
+    for number in range(1, 200):
+        history.append_version(tmp_path, figures(number))
+    for _ in range(1000):
+        history.append_failure(tmp_path, "x" * 2000)
+    versions, failures = history.read_history(tmp_path)
+    assert [one.version for one in versions][-50:] == list(range(150, 200))
+    assert 10 <= len(failures) <= history.FAILURES_MAX + 20
+    assert (tmp_path / history.HISTORY).stat().st_size < 150_000
+    with (tmp_path / history.HISTORY).open("a") as file:
+        file.write('{"format": 2, "version": 500}\n{"vers')
+    assert history.read_history(tmp_path) == (versions, failures)
+
+
+def test_a_jobs_failure_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "pipeline.toml"
+    path.write_text(sample().replace("/srv/tables", str(tmp_path / "tables")))
+    store.create_version(tmp_path / "tables", version(1, "a"))
+
+    def fail(_: object) -> NoReturn:
+        raise BadVersion("x", "y")
+
+    monkeypatch.setattr(run, "open_session", fail)
+    assert main([str(path), "--dry-run"]) == 1
+    assert not read_report(tmp_path / "tables").failures
+    assert main([str(path)]) == 1
+    assert [one.failed for one in read_report(tmp_path / "tables").failures] == [str(BadVersion("x", "y"))]

@@ -21,9 +21,9 @@ from receive_queues import ReceiveQueue, transaction
 from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.replication.positions import Position
 from lrq_ha.spark import tables_at
-from lrq_ha.spark.pipeline import store
+from lrq_ha.spark.pipeline import history, store
 from lrq_ha.spark.pipeline.config import Config
-from lrq_ha.spark.pipeline.errors import BadRecord, NoVersion
+from lrq_ha.spark.pipeline.errors import BadRecord, NoVersion, SchemaChanged, SnapshotGone
 from lrq_ha.spark.pipeline.run import Job, main
 
 pytestmark = [pytest.mark.broker]
@@ -81,6 +81,7 @@ def test_runs_that_follow_each_other(spark: SparkSession, nodes: str, receive_qu
     status = json.loads((path / "status.json").read_text())
     assert status["rows"] == {"t": 2, "u": 1}
     assert status["queues"][queue.name] == {"epoch": 257, "sequence": 9, "has_snapshot": True, "open_snapshot": None, "deltas_wait": False}
+    assert [(one.version, one.put, one.rows["t"]) for one in history.read_history(path)[0]] == [(1, 3, 1), (2, 2, 2)]
     files = spark.read.parquet(f"{path}/current/t/*.parquet")
     assert sorted((row.queue, row.k, row.v) for row in files.collect()) == [(queue.name, "a", 4), (queue.name, "c", 9)]
 
@@ -139,6 +140,41 @@ def test_a_run_up_to_a_position(spark: SparkSession, nodes: str, receive_queue: 
         assert store.read_version(path).version == 1
     run_once(spark, given)
     assert table(spark, path) == {"a": 8} | {f"k{n}": n for n in range(4, 9)}
+
+
+@pytest.mark.full
+def test_a_rebuilt_table(spark: SparkSession, nodes: str, receive_queue: Make, tmp_path: Path) -> None:
+    """A column that was added has the values that came before it."""
+    queue, path = receive_queue(), tmp_path / "tables"
+    begin(queue, a=1, b=2)
+    queue.write(queue.batch(transaction(4, [encode("t", "put", [("a", 4)]), encode("t", "delete", [("b", 0)])])))
+    given = settings(nodes, queue, path)
+    given["tables"] = {name: {"schema": "k STRING", "key": ["k"]} for name in "tu"}
+    run_once(spark, given)
+    queue.write(queue.batch(transaction(5, [encode("t", "put", [("c", 5)])])))
+    given["tables"]["t"]["schema"] = "k STRING, v INT"
+    lines: list[str] = []
+    for dry_run in (True, False):
+        Job(spark, Config.model_validate(given), lines.append).rebuild("t", dry_run=dry_run)
+    assert lines[0] == "would rebuild t with 3 put, 1 deleted since its full snapshot began"
+    assert lines[1].startswith("version 2: 3 put, 1 deleted; t in ")
+    assert table(spark, path) == {"a": 4}, "what comes after the position is not applied"
+    run_once(spark, given)
+    assert table(spark, path) == {"a": 4, "c": 5}
+    with pytest.raises(SchemaChanged, match=r"no table w to rebuild\. Name one of those that are there: t, u"):
+        Job(spark, Config.model_validate(given), lines.append).rebuild("w")
+    queue.delete()
+    queue.declare()
+    queue.write(queue.batch(transaction(9, [encode("t", "put", [("a", 9)])]), previous=pb.Position(epoch=257, sequence=8)))
+    with pytest.raises(SnapshotGone, match=rf"Queue {queue.name} no longer holds .* lrq-ha resync \w+ --group GROUP --from east"):
+        Job(spark, Config.model_validate(given), lines.append).rebuild("t")
+
+
+@pytest.mark.parametrize("options", [["--once"], ["--interval", "1s"], ["--until", '{"q": {"epoch": 1, "sequence": 1}}']])
+def test_a_rebuild_applies_nothing_new(options: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["x.toml", "--rebuild", "t", *options])
+    assert "--rebuild goes with no other option than --dry-run" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("given", ["[]", "{", '{"q": 5}', '{"q": {"epoch": 1}}'])

@@ -9,8 +9,10 @@ import pytest
 from pipeline_model import DELTA, END, PART, Model, Rows, Transaction, cut, random_history
 
 from lrq_ha.replication.positions import Position
-from lrq_ha.spark.pipeline.manifest import DataFile, Place, QueueState
-from lrq_ha.spark.pipeline.progress import Run, Step, Summary, Truncation, advance_queue
+from lrq_ha.spark.pipeline.errors import NoVersion, QueueBehind, SnapshotGone
+from lrq_ha.spark.pipeline.manifest import DataFile, Manifest, Place, QueueState
+from lrq_ha.spark.pipeline.progress import Run, Step, Summary, Swap, Truncation, advance_queue, repeat_snapshot
+from lrq_ha.spark.pipeline.rebuild import rebuild_steps
 
 pytestmark = pytest.mark.quick
 
@@ -68,6 +70,19 @@ class Applied:
         self._stage(before, step, fresh)
         self.state = step.state
 
+    def repeat(self, held: list[Transaction]) -> Rows | None:
+        """The tables once more, from all that the queue holds; None if it lacks their snapshot."""
+        assert self.state is not None
+        assert self.state.base is not None
+        since = [one for one in held if self.state.base <= one.position <= self.state.position]
+        step = since and repeat_snapshot(self.state, summary(since))
+        if not step:
+            return None
+        again = Applied(self.need_snapshot)
+        again._write(step, [one for one in since if self._is_taken(step, one)])
+        assert step.state == self.state
+        return again.tables
+
     def _is_taken(self, step: Step, one: Transaction) -> bool:
         if one.type != DELTA:
             return step.swap is not None and one.request == step.swap.request and one.position <= step.swap.end
@@ -117,6 +132,51 @@ def test_batches_cut_anywhere_give_what_single_transactions_give(need_snapshot: 
             assert applied.tables == model.tables, f"seed {seed}"
         swaps += applied.state is not None and applied.state.base is not None
     assert swaps > 500
+
+
+def test_tables_are_had_once_more_from_their_snapshot() -> None:
+    """Whatever came behind it: newer snapshots that have not ended, holes, late rows of older ones."""
+    repeats = holes = 0
+    for seed in range(1500):
+        random = Random(seed)
+        history, applied = random_history(random, 30), Applied(True)
+        for batch in cut(random, history, random.randint(1, 12)):
+            applied.apply(batch)
+            if applied.state is None or (base := applied.state.base) is None:
+                continue
+            assert applied.repeat(history) == applied.tables, f"seed {seed}"
+            holes += applied.state.hole is not None
+            assert applied.repeat([one for one in history if one.position > base]) is None, "it lacks the beginning"
+            repeats += 1
+    assert repeats > 2000
+    assert holes > 200
+
+
+def test_what_a_table_cannot_be_rebuilt_from() -> None:
+    queue = "LRQ_Recv_orders_east"
+    at = [Position(257, number) for number in range(10)]
+    whole = Summary(at[5], (Run("r", at[1], False, at[1], at[3]),))
+    states = {queue: QueueState(at[5], at[1])}
+
+    def steps(held: Summary | None = None, *, need_snapshot: bool = True) -> dict[str, Step]:
+        return rebuild_steps("t", Manifest(1, "p", need_snapshot, states), {queue: held} if held else {})
+
+    assert steps(whole)[queue].swap == Swap("r", at[3], ())
+    resync = "lrq-ha resync orders --group GROUP --from east"
+    for run in (Run("r", at[2], False, at[2], at[3]), Run("r", at[1], False, None, at[3]), Run("r", at[1], False, at[1])):
+        with pytest.raises(SnapshotGone, match=rf"no longer holds the whole full snapshot of 257\.1, from which table t .*{resync}"):
+            steps(Summary(at[5], (run,)))
+    with pytest.raises(SnapshotGone, match=resync):
+        steps()
+    with pytest.raises(QueueBehind, match=r"ends at 257\.4 for now, and the tables are at 257\.5"):
+        steps(Summary(at[4], whole.runs))
+    states["LRQ_Recv_orders_west"] = QueueState(at[2])
+    assert list(steps(whole)) == [queue], "a queue that waits for its first snapshot has no rows in the table"
+    with pytest.raises(SnapshotGone, match="Queue LRQ_Recv_orders_west has had no full snapshot"):
+        steps(whole, need_snapshot=False)
+    del states[queue]
+    with pytest.raises(NoVersion, match="nothing to be rebuilt from"):
+        steps()
 
 
 def test_late_requests_are_known_for_a_while() -> None:

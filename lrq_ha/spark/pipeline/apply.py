@@ -14,15 +14,16 @@ Nothing but summaries is collected on the driver.
 from __future__ import annotations
 
 import importlib
-import json
 import os
 import socket
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import reduce
+from operator import and_
 from pathlib import Path
 from types import ModuleType
 from typing import Literal
@@ -34,14 +35,15 @@ from pyspark.sql import functions as F
 from pyspark.sql.window import Window
 
 from lrq_ha.errors import LrqError
-from lrq_ha.replication.positions import Position
 from lrq_ha.spark.decode import DELETE, PUT, Decoder, decode_lrq_json
 from lrq_ha.spark.pipeline import store
+from lrq_ha.spark.pipeline.bounds import POSITION, literal_frame, since_snapshot, skip_applied
 from lrq_ha.spark.pipeline.changes import Changes, bucket_of, decode_changes, place_of, summarize_changes, values_of
 from lrq_ha.spark.pipeline.errors import BadRecord, SchemaChanged
 from lrq_ha.spark.pipeline.fields import added_columns
 from lrq_ha.spark.pipeline.manifest import DataFile, Manifest, QueueState, TableState, Writer
-from lrq_ha.spark.pipeline.progress import advance_queue
+from lrq_ha.spark.pipeline.progress import Step, advance_queue
+from lrq_ha.spark.pipeline.rebuild import rebuild_steps
 from lrq_ha.spark.pipeline.spec import QUEUE, Format, Table, quote_name, reconcile_table, schema_of
 
 STAGED = {
@@ -51,6 +53,8 @@ STAGED = {
 QUARANTINED = {
     QUEUE: "string", "epoch": "bigint", "sequence": "bigint", "index": "int", "number": "int", "error": "string", "payload": "binary",
 }  # fmt: skip
+#: What names a bad record; `number` is null for a payload as a whole.
+RECORD = (QUEUE, "epoch", "sequence", "index", "number")
 STAGED_FOLDER, QUARANTINE = "_staged", "_quarantine"
 #: Of Spark, while a batch is applied.
 SETTINGS = {
@@ -59,7 +63,6 @@ SETTINGS = {
     "spark.sql.sources.parallelPartitionDiscovery.threshold": "1000",  # files that a version names are looked up without a Spark job
 }
 FAILFAST = {"mode": "FAILFAST"}
-POSITION = "STRUCT<epoch: BIGINT, sequence: BIGINT>"
 #: What says where a row stands in its queue.
 PLACED = (QUEUE, "request", "epoch", "sequence", "index", "number")
 #: Changed rows of a table whose keys are sent to all executors, so that the table's other rows need not be sorted.
@@ -172,38 +175,75 @@ class TableWriter:
         return applied
 
     def _apply(self, entries: DataFrame, query: str | None, batch: int | None) -> Applied | None:
-        changes = self._decode(entries).persist(StorageLevel.MEMORY_AND_DISK)
+        with self._decoded(skip_applied(entries, self.manifest)) as (changes, summary):
+            if not summary.queues:
+                return None
+            states, need = self.manifest.queues, self._settings.need_snapshot
+            steps = {queue: advance_queue(states.get(queue), found, need_snapshot=need) for queue, found in summary.queues.items()}
+            version = _Version(entries.sparkSession, self._path, self.manifest, self._tables, steps, changes, summary)
+            return version.write(query, batch)
+
+    def rebuild_table(self, name: str, entries: DataFrame, *, dry_run: bool = False) -> Applied:
+        """Computes one table from the newest completed full snapshots and what follows them, and commits a version with it.
+
+        All else stays as it is: the other tables, the positions, snapshots that are under way. Readers have the version before until then.
+
+        Args:
+            name: The table.
+            entries: Rows of format lrq with includeChain = true, in any order: all that the queues hold.
+            dry_run: Whether nothing is written; the manifest that is returned is then that of the version before.
+
+        Returns:
+            What was done: the rows put and deleted since the snapshots began.
+
+        Raises:
+            SnapshotGone: A queue no longer holds its newest completed snapshot, or has had none.
+            BadRecord, PathTaken, DeltaFailed: As `apply_batch`.
+        """
+        held = since_snapshot(entries, self.manifest)
+        with _using(entries.sparkSession, SETTINGS), self._decoded(held, name) as (changes, summary):
+            steps = rebuild_steps(name, self.manifest, summary.queues)
+            table = {name: self._tables[name]}
+            version = _Version(entries.sparkSession, self._path, self.manifest, table, steps, changes, summary)
+            if dry_run:
+                return version.describe(self.manifest, lag_s=None)
+            applied = version.write(None, None, is_repeat=True)
+        self.manifest = applied.manifest
+        self._publish()
+        return applied
+
+    @contextmanager
+    def _decoded(self, entries: DataFrame, only: str | None = None) -> Iterator[tuple[DataFrame, Changes]]:
+        """The changes of entries and their summary; of table `only`, if it is given. Tables get the columns that the rows add."""
+        changes = self._decode(entries, only).persist(StorageLevel.MEMORY_AND_DISK)
         try:
             summary = summarize_changes(changes)
             if summary.fields:
                 self._add_columns(changes, summary)
                 changes.unpersist()
-                changes = self._decode(entries).persist(StorageLevel.MEMORY_AND_DISK)
+                changes = self._decode(entries, only).persist(StorageLevel.MEMORY_AND_DISK)
                 summary = summarize_changes(changes)
-            if not summary.queues:
-                return None
             if summary.bad and self._settings.on_bad_record == "fail":
                 raise BadRecord(
                     f"A payload cannot be applied: {summary.bad.first}; {summary.bad.count} in this batch",
                     todo='Correct the table or the sender, or set on_bad_record = "quarantine" in [run]',
                 )
-            version = _Version(entries.sparkSession, self._path, self.manifest, self._tables, self._settings, changes, summary)
-            return version.write(query, batch)
+            yield changes, summary
         finally:
             changes.unpersist()
 
     def summarize_batch(self, entries: DataFrame) -> Changes:
         """What entries would change; nothing is written."""
-        changes = self._decode(entries).persist(StorageLevel.MEMORY_AND_DISK)
+        changes = self._decode(skip_applied(entries, self.manifest)).persist(StorageLevel.MEMORY_AND_DISK)
         try:
             return summarize_changes(changes)
         finally:
             changes.unpersist()
 
-    def _decode(self, entries: DataFrame) -> DataFrame:
-        settings = self._settings
-        fresh = skip_applied(entries, self.manifest)
-        return decode_changes(fresh, list(self._tables.values()), settings.decode, skip_unknown=settings.skip_unknown)
+    def _decode(self, entries: DataFrame, only: str | None = None) -> DataFrame:
+        tables = [table for name, table in self._tables.items() if only in (None, name)]
+        skip_unknown = self._settings.skip_unknown or only is not None
+        return decode_changes(entries, tables, self._settings.decode, skip_unknown=skip_unknown)
 
     def _add_columns(self, changes: DataFrame, summary: Changes) -> None:
         for name, fields in summary.fields.items():
@@ -233,26 +273,6 @@ def _newest(path: Path, settings: Settings) -> Manifest:
     return found
 
 
-def skip_applied(entries: DataFrame, manifest: Manifest) -> DataFrame:
-    """The entries above the position of their queue."""
-    applied = {name: state.position for name, state in manifest.queues.items()}
-    return _where_position(entries, applied, lambda position, through: position > through)
-
-
-def leave_later(entries: DataFrame, until: Mapping[str, Position]) -> DataFrame:
-    """The entries at or below the position that is given for their queue; all of a queue that has none."""
-    return _where_position(entries, until, lambda position, through: position <= through)
-
-
-def _where_position(entries: DataFrame, positions: Mapping[str, Position], holds: Callable[[Column, Column], Column]) -> DataFrame:
-    if not positions:
-        return entries
-    rows = [{QUEUE: name, "_through": position._asdict()} for name, position in positions.items()]
-    through = _literal_frame(entries.sparkSession, rows, f"{QUEUE}: STRING, _through: {POSITION}")
-    kept = F.col("_through").isNull() | holds(F.struct("epoch", "sequence"), F.col("_through"))
-    return entries.join(F.broadcast(through), QUEUE, "left").where(kept).drop("_through")
-
-
 @contextmanager
 def _using(spark: SparkSession, settings: Mapping[str, str]) -> Iterator[None]:
     before = {name: spark.conf.get(name) for name in settings}
@@ -265,11 +285,6 @@ def _using(spark: SparkSession, settings: Mapping[str, str]) -> Iterator[None]:
             spark.conf.set(name, str(had))
 
 
-def _literal_frame(spark: SparkSession, rows: Sequence[Mapping[str, object]], schema: str) -> DataFrame:
-    """A small frame without a Python worker, also over Spark Connect."""
-    return spark.range(1).select(F.inline(F.from_json(F.lit(json.dumps(rows)), f"ARRAY<STRUCT<{schema}>>")))
-
-
 class _Version:
     """One version in the making."""
 
@@ -279,44 +294,39 @@ class _Version:
         path: Path,
         before: Manifest,
         tables: Mapping[str, Table],
-        settings: Settings,
+        steps: Mapping[str, Step],
         changes: DataFrame,
         summary: Changes,
     ) -> None:
         self._spark, self._path, self._before, self._tables, self._summary = spark, path, before, tables, summary
         self._attempt = f"{before.version + 1:08}-{uuid.uuid4().hex[:8]}"
-        self._steps = {
-            queue: advance_queue(before.queues.get(queue), found, need_snapshot=settings.need_snapshot) for queue, found in summary.queues.items()
-        }
+        self._steps = steps
         self._queues = sorted(self._steps)
         self._changes = changes
         self._new: list[str] = []
 
-    def write(self, query: str | None, batch: int | None) -> Applied:
-        tables = {name: self._write_table(table) for name, table in self._tables.items()}
-        manifest = Manifest(
-            version=self._before.version + 1,
-            pipeline=self._before.pipeline,
-            need_snapshot=self._before.need_snapshot,
-            queues={**self._before.queues, **self._stage_rows()},
-            tables=tables,
-            quarantine=self._before.quarantine + self._quarantine_rows(),
+    def write(self, query: str | None, batch: int | None, *, is_repeat: bool = False) -> Applied:
+        """Makes the version. A repeat moves no queue on, stages nothing, and adds to the quarantine only what it lacks."""
+        before = self._before
+        manifest = replace(
+            before,
+            version=before.version + 1,
+            tables={**before.tables, **{name: self._write_table(table) for name, table in self._tables.items()}},
+            queues=before.queues if is_repeat else {**before.queues, **self._stage_rows()},
+            quarantine=before.quarantine + self._quarantine_rows(is_repeat=is_repeat),
             writer=Writer(socket.gethostname(), os.getpid(), datetime.now(UTC).isoformat(timespec="seconds"), query, batch),
         )
         store.commit_version(self._path, manifest, self._new)
+        newest = None if is_repeat else self._summary.newest_us
+        return self.describe(manifest, None if newest is None else round(time.time() - newest / 1e6, 3))
+
+    def describe(self, manifest: Manifest, lag_s: float | None) -> Applied:
+        """What the batch held, and which tables of `manifest` it changed."""
         touched = self._summary.touched.values()
         had = {name: table.files for name, table in self._before.tables.items()}
-        changed = tuple(name for name, table in tables.items() if table.files != had.get(name, ()))
+        changed = tuple(name for name, table in manifest.tables.items() if table.files != had.get(name, ()))
         bad = self._summary.bad.count if self._summary.bad else 0
-        newest = self._summary.newest_us
-        return Applied(
-            manifest,
-            puts=sum(one.puts for one in touched),
-            deletes=sum(one.deletes for one in touched),
-            bad=bad,
-            tables=changed,
-            lag_s=None if newest is None else round(time.time() - newest / 1e6, 3),
-        )
+        return Applied(manifest, sum(one.puts for one in touched), sum(one.deletes for one in touched), bad, changed, lag_s)
 
     def _write_table(self, table: Table) -> TableState:
         """Rewrites the buckets of a table that the batch touches."""
@@ -400,7 +410,7 @@ class _Version:
             rows.append(row)
         schema = f"{QUEUE}: STRING, _queue: INT"
         more = f"_applies: BOOLEAN, _after: {POSITION}, _before: {POSITION}, _request: STRING, _end: {POSITION}, _open: STRING, _begin: {POSITION}"
-        return _literal_frame(self._spark, rows, f"{schema}, {more}" if table is None else f"{schema}, _cut: {PLACE}")
+        return literal_frame(self._spark, rows, f"{schema}, {more}" if table is None else f"{schema}, _cut: {PLACE}")
 
     def _stage_rows(self) -> dict[str, QueueState]:
         """The states of the batch's queues, after the rows that wait for the end of a snapshot were staged."""
@@ -415,10 +425,13 @@ class _Version:
             states[file.queue] = replace(state, open=replace(state.open, files=(*state.open.files, file)))
         return states
 
-    def _quarantine_rows(self) -> tuple[DataFile, ...]:
+    def _quarantine_rows(self, *, is_repeat: bool) -> tuple[DataFile, ...]:
         if not self._summary.bad:
             return ()
         rows = self._changes.where(F.col("error").isNotNull()).join(F.broadcast(self._steps_frame()), QUEUE)
+        if is_repeat:
+            known = self._read(self._before.quarantine, QUARANTINED).select(*(F.col(name).alias(f"_known_{name}") for name in RECORD))
+            rows = rows.join(known, reduce(and_, (F.col(name).eqNullSafe(F.col(f"_known_{name}")) for name in RECORD)), "left_anti")
         return self._write_files(rows.select("_queue", F.lit(0).alias("_bucket"), *QUARANTINED), self._path / store.DATA / QUARANTINE)
 
     def _read(self, files: Sequence[DataFile], columns: Mapping[str, str]) -> DataFrame:

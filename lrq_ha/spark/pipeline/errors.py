@@ -27,6 +27,20 @@ class DeltaFailed(LrqError):
         super().__init__(what, todo="The version is there as a whole: start the job again, which completes its Delta tables")
 
 
+class SnapshotGone(LrqError):
+    """A queue does not hold the full snapshot from which a table would be rebuilt."""
+
+    def __init__(self, what: str, resync: str) -> None:
+        super().__init__(what, todo=f"Demand another one with `{resync}`, and run the job: it replaces all tables of the queue")
+
+
+class QueueBehind(LrqError):
+    """A queue holds less than what was applied: the node that was read is behind."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(what, todo="Try again when the sink has caught up: lrq-ha list", retriable=True)
+
+
 class BadRecord(LrqError):
     """A payload or a row in it cannot be applied."""
 

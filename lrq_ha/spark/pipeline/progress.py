@@ -128,6 +128,32 @@ def advance_queue(state: QueueState | None, batch: Summary, *, need_snapshot: bo
     )
 
 
+def repeat_snapshot(state: QueueState, held: Summary) -> Step | None:
+    """What gives a queue's tables once more as they are at its position: its newest completed snapshot, and the deltas after that.
+
+    Args:
+        state: The queue's state, with a completed snapshot. The step does not change it.
+        held: The summary of all from the beginning of that snapshot up to the position.
+
+    Returns:
+        None if the snapshot is not held as a whole.
+    """
+    run = next((run for run in held.runs if run.begin == state.base), None)
+    if run is None or run.end is None or state.base is None:
+        return None
+    snapshot = _known(OpenSnapshot(run.request, run.begin, run.restart), run)
+    if not snapshot.whole:
+        return None
+    return Step(
+        state=state,
+        applies=True,
+        after=state.base,
+        before=state.hole,
+        swap=Swap(run.request, run.end, ()),
+        cuts=_cuts(snapshot, run.end, held, state.hole),
+    )
+
+
 @dataclass(frozen=True)
 class _Sync:
     """A full sync: what was known of it, and what the batch adds."""

@@ -27,11 +27,14 @@ from lrq_ha.replication.positions import Position
 from lrq_ha.spark.decode import DECODERS, Decoder
 from lrq_ha.spark.offsets import parse_offset
 from lrq_ha.spark.options import EARLIEST
-from lrq_ha.spark.pipeline import store
-from lrq_ha.spark.pipeline.apply import Applied, Settings, TableWriter, leave_later
+from lrq_ha.spark.pipeline import report, store
+from lrq_ha.spark.pipeline.apply import Applied, Settings, TableWriter
+from lrq_ha.spark.pipeline.bounds import leave_later
 from lrq_ha.spark.pipeline.config import Config, ConfigError, DecodeSection, parse_interval, read_config, sample
 from lrq_ha.spark.pipeline.errors import SchemaChanged
+from lrq_ha.spark.pipeline.history import VersionFigures, append_failure, append_version, figures_of
 from lrq_ha.spark.pipeline.manifest import Manifest
+from lrq_ha.spark.pipeline.rebuild import check_rebuilt
 from lrq_ha.spark.pipeline.spec import Table
 from lrq_ha.spark.planning import discover_queues
 from lrq_ha.spark.session import cause, session
@@ -39,6 +42,8 @@ from lrq_ha.spark.source import register
 from lrq_ha.spark.tables import COLUMNS_NEEDED
 
 CLEANING_INTERVAL_S = 60.0
+REPORT = "report"
+COLUMNS = ",".join((*COLUMNS_NEEDED, "timestamp"))
 NOWHERE: Mapping[str, Position] = {}
 
 
@@ -66,7 +71,7 @@ def open_stream(spark: SparkSession, config: Config, manifest: Manifest) -> Data
     return (
         spark.readStream.format("lrq")
         .options(**config.options)
-        .option("columns", ",".join((*COLUMNS_NEEDED, "timestamp")))
+        .option("columns", COLUMNS)
         .option("startingOffsets", json.dumps(starting))
         .load()
     )
@@ -167,6 +172,26 @@ class Job:
             finally:
                 query.stop()
 
+    def rebuild(self, table: str, *, dry_run: bool = False) -> None:
+        """Computes a table from the newest full snapshots that the queues hold, up to the positions that are applied.
+
+        Args:
+            table: Its name.
+            dry_run: Says what would be done, and writes nothing.
+
+        Raises:
+            LrqError: It cannot be rebuilt.
+            PySparkException: The source, or Spark, failed.
+        """
+        check_rebuilt(table, self._writer.manifest)
+        began = time.monotonic()
+        entries = self._spark.read.format("lrq").options(**self._config.options).option("columns", COLUMNS).load()
+        rebuilt = self._writer.rebuild_table(table, entries, dry_run=dry_run)
+        if dry_run:
+            self._say(f"would rebuild {table} with {rebuilt.puts:,} put, {rebuilt.deletes:,} deleted since its full snapshot began")
+        else:
+            self._tell(rebuilt, time.monotonic() - began)
+
     def _has_reached(self) -> bool:
         queues = self._writer.manifest.queues
         return bool(self._until) and all(queue in queues and queues[queue].position >= last for queue, last in self._until.items())
@@ -177,14 +202,19 @@ class Job:
             applied = self._writer.apply_batch(leave_later(entries, self._until), batch=batch)
             if applied:
                 seconds = time.monotonic() - began
-                store.write_status(self._path, format_status(applied, seconds))
-                self._say(format_line(applied, seconds))
+                self._tell(applied, seconds)
             if time.monotonic() >= self._clean_at:
                 store.remove_versions(self._path, self._config.sink.keep_versions)
                 self._clean_at = time.monotonic() + CLEANING_INTERVAL_S
         except LrqError as error:
             self._failed = error
             raise
+
+    def _tell(self, applied: Applied, seconds: float) -> None:
+        figures = figures_of_batch(applied, seconds)
+        store.write_status(self._path, format_status(applied, figures))
+        append_version(self._path, figures)
+        self._say(format_line(applied, seconds))
 
     def _preview(self, entries: DataFrame, batch: int) -> None:
         found = self._writer.summarize_batch(leave_later(entries, self._until))
@@ -206,19 +236,18 @@ def format_line(applied: Applied, seconds: float) -> str:
     return f"version {manifest.version}: {applied.puts:,} put, {applied.deletes:,} deleted{bad}; {tables} in {seconds:.1f} s{lag}{waits}"
 
 
-def format_status(applied: Applied, seconds: float) -> str:
+def figures_of_batch(applied: Applied, seconds: float) -> VersionFigures:
+    """The figures of a version that a batch made in `seconds`."""
+    of_batch = {"put": applied.puts, "deleted": applied.deletes, "bad": applied.bad, "seconds": round(seconds, 3), "lag_s": applied.lag_s}
+    return figures_of(applied.manifest).model_copy(update=of_batch)
+
+
+def format_status(applied: Applied, figures: VersionFigures) -> str:
     """The text of status.json."""
     manifest = applied.manifest
     found = {
-        "version": manifest.version,
+        **figures.model_dump(mode="json"),
         "writer": asdict(manifest.writer) if manifest.writer else None,
-        "put": applied.puts,
-        "deleted": applied.deletes,
-        "bad": applied.bad,
-        "seconds": round(seconds, 3),
-        "lag_s": applied.lag_s,
-        "rows": {name: sum(file.rows for file in table.files) for name, table in manifest.tables.items()},
-        "quarantined": sum(file.rows for file in manifest.quarantine),
         "queues": {
             name: {
                 **state.position._asdict(),
@@ -233,7 +262,38 @@ def format_status(applied: Applied, seconds: float) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="lrq-ha-pipeline", description="Tables on disk that follow receive queues.")
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments[:1] == [REPORT]:
+        return report.main(arguments[1:])
+    given, interval_s, until = parse_arguments(arguments)
+    if given.sample:
+        print(sample(), end="")
+        return 0
+    config, stopped = None, threading.Event()
+    try:
+        config = read_config(given.config)
+        interval_s = None if given.once or given.dry_run or until else interval_s or parse_interval(config.run.interval)
+        with open_session(config) as spark:
+            for number in (signal.SIGTERM, signal.SIGINT):  # an exception in the middle of a call to Spark would leave a trace
+                signal.signal(number, signal.SIG_DFL if given.rebuild is not None else lambda *_: stopped.set())
+            job = Job(spark, config, lambda line: print(line, file=sys.stderr, flush=True), stopped)
+            if given.rebuild is not None:
+                job.rebuild(given.rebuild, dry_run=given.dry_run)
+            else:
+                job.run(interval_s=interval_s, dry_run=given.dry_run, until=until)
+    except (PySparkException, LrqError, OSError) as error:
+        said = cause(str(error))
+        print(said, file=sys.stderr)
+        if config is not None and not given.dry_run:
+            append_failure(Path(config.sink.path), said)
+        return 1
+    return 0
+
+
+def parse_arguments(arguments: Sequence[str]) -> tuple[argparse.Namespace, int | None, Mapping[str, Position]]:
+    """The arguments of a run, the seconds in --interval, the positions in --until. Exits if they are wrong."""
+    epilog = f"{REPORT} PATH as the arguments writes a report about the tables under PATH: {REPORT} --help"
+    parser = argparse.ArgumentParser(prog="lrq-ha-pipeline", description="Tables on disk that follow receive queues.", epilog=epilog)
     parser.add_argument("config", type=Path, nargs="?", help="the configuration, a TOML file")
     parser.add_argument("--sample", action="store_true", help="print a configuration with every key")
     parser.add_argument("--once", action="store_true", help="end when what the queues hold now is applied")
@@ -241,11 +301,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--dry-run", action="store_true", help="say what would be applied, and end, and write nothing")
     text = 'apply no more than this, and end: {"QUEUE": {"epoch": E, "sequence": S}}; all that is there now of queues without a position'
     parser.add_argument("--until", metavar="POSITIONS", default="{}", help=text)
+    parser.add_argument("--rebuild", metavar="TABLE", help="compute one table from the newest full snapshot that its queue still holds, and end")
     given = parser.parse_args(arguments)
-    if given.sample:
-        print(sample(), end="")
-        return 0
-    if given.config is None:
+    if given.rebuild is not None and (given.once or given.interval or given.until != "{}"):
+        parser.error("--rebuild goes with no other option than --dry-run: it applies nothing new")
+    if given.config is None and not given.sample:
         parser.error("the path of a configuration is missing")
     try:
         interval_s = parse_interval(given.interval) if given.interval else None
@@ -255,16 +315,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
         until = parse_offset(json.loads(given.until))
     except (ValueError, LrqError):
         parser.error('--until must be JSON of the form {"QUEUE": {"epoch": 257, "sequence": 12}}')
-    stopped = threading.Event()
-    try:
-        config = read_config(given.config)
-        interval_s = None if given.once or given.dry_run or until else interval_s or parse_interval(config.run.interval)
-        with open_session(config) as spark:
-            for number in (signal.SIGTERM, signal.SIGINT):  # an exception in the middle of a call to Spark would leave a trace
-                signal.signal(number, lambda *_: stopped.set())
-            job = Job(spark, config, lambda line: print(line, file=sys.stderr, flush=True), stopped)
-            job.run(interval_s=interval_s, dry_run=given.dry_run, until=until)
-    except (PySparkException, LrqError, OSError) as error:
-        print(cause(str(error)), file=sys.stderr)
-        return 1
-    return 0
+    return given, interval_s, until
