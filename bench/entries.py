@@ -19,12 +19,12 @@ from .measure import WAIT_S, percentile
 ENTRY_BYTES = 100
 PER_TRANSACTION = 10
 CLIENT = "bench"
-_FORM = struct.Struct(">dQ")
+FORM = struct.Struct(">dQ")
 
 
 def unpack(payload: bytes) -> tuple[float, int]:
     """The instant at which an entry was due, and its number."""
-    due, number = _FORM.unpack_from(payload)
+    due, number = FORM.unpack_from(payload)
     return due, number
 
 
@@ -45,7 +45,7 @@ def transmit(url: str, site: str, rate: float) -> dict[str, Any]:
             if select.select([sys.stdin], [], [], max(0.0, due - time.monotonic()))[0]:
                 break
             late.append(time.monotonic() - due)
-            entries = [(_FORM.pack(due, each).ljust(ENTRY_BYTES, b"x"), [site]) for each in range(number, number + PER_TRANSACTION)]
+            entries = [(FORM.pack(due, each).ljust(ENTRY_BYTES, b"x"), [site]) for each in range(number, number + PER_TRANSACTION)]
             publisher.transmit_log_entry_messages(entries)
             number += PER_TRANSACTION
         publisher.flush(WAIT_S)
