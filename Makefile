@@ -6,7 +6,7 @@
 #   make lint | types | unit | quick   the parts of `make test`: ruff and the import contracts; mypy; tests that need no broker; the quick tier alone
 #   make lab [ARGS="..."]      a playground of brokers and sidecars; Ctrl-C ends it and leaves nothing behind
 #   make docs                  the documentation as a site, in build/docs; a warning is an error
-#   make bench [ROWS="P1 P2"]  side-by-side benchmarks: P1 P1M P1L P2 P2B P2C P3 P4 P4S P5 P5M P6 P7 P7K P7M P7S P9 P10 P11 P12 P13 P14, see docs/benchmarks.md
+#   make bench [ROWS="P1 P2"]  side-by-side benchmarks: P1 P1M P1L P2 P2B P2C P3 P4 P4S P5 P5M P6 P7 P7F P7K P7L P7M P7S P8 P9 P10 P11 P12 P13 P14, see docs/benchmarks.md
 #   make clean                 removes what these made in this folder (not the brokers in the cache: see scripts/broker)
 
 ARGS =

@@ -2,7 +2,7 @@
 
 Rules: a window of unconfirmed publishes, never a pause that decides a result; instants are CLOCK_MONOTONIC seconds, which all processes of a
 machine share. The kinds of `crowd` and `pace` say when they are ready, wait for a line, and keep their connections until stdin ends. `failover`,
-`witness` and `steady` follow the primary and print lines while they run.
+`witness` and `steady` follow the primary and print lines while they run. Those of SITES transmit to a site, or receive there.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pamqp import commands
 from broker_plugin.amqp import encode, frames
 from lrq_ha.replication.positions import RangeSet
 
-from . import crowd, pace, steady, wire
+from . import crowd, entries, pace, snapshot, steady, wire
 from .witness import PREFETCH, Witness
 
 BATCH_MESSAGES = 50
@@ -30,6 +30,8 @@ IDLE_S = 0.3
 ACK_EVERY = 200
 STEPS: dict[str, Callable[..., Iterator[dict[str, Any]]]] = {
     "publish": crowd.publish, "consume": crowd.consume, "through": crowd.through, "idle": crowd.idle, "pace": pace.pace}
+
+SITES: dict[str, Callable[..., dict[str, Any]]] = {"entries": entries.transmit, "provide": snapshot.provide, "receive": snapshot.receive}
 
 
 def flood(url: str, queue: str, messages: int, size_bytes: int, window: int, warm_up: int) -> dict[str, Any]:
@@ -211,6 +213,8 @@ def main() -> None:
         result = Failover(**settings).run()
     elif kind == "witness":
         result = Witness(**settings).run()
+    elif kind in SITES:
+        result = SITES[kind](**settings)
     elif kind == "steady":
         result = steady.Steady(**settings).run()
     else:

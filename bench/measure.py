@@ -189,6 +189,11 @@ def read(process: subprocess.Popen[str]) -> dict[str, Any]:
     return told
 
 
+def percentile(ordered: list[float], share: float) -> float:
+    """The value of an ascending list below which so large a share of it is; 0 if it is empty."""
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
+
+
 def memory_bytes(pid: int) -> int:
     """Resident memory of a process."""
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

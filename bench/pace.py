@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from . import wire
+from .measure import percentile
 
 TICK_S = 0.001  # about: a tick has a whole number of messages
 SILENCE_S = 100.0
@@ -70,9 +71,5 @@ def _run(raw: wire.Raw, chunk: memoryview, per_tick: int, tick_s: float, first: 
     if confirms.refused:
         raise wire.Refused(f"{confirms.refused} publishes were refused")
     ordered = sorted(waited[first:])
-    return {f"{name}_ms": 1000 * _percentile(ordered, share) for name, share in (("p50", 0.5), ("p99", 0.99), ("p999", 0.999), ("max", 1.0))} | {
-        "late_p99_ms": 1000 * _percentile(sorted(late[first // per_tick :]), 0.99)}
-
-
-def _percentile(ordered: list[float], share: float) -> float:
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+    return {f"{name}_ms": 1000 * percentile(ordered, share) for name, share in (("p50", 0.5), ("p99", 0.99), ("p999", 0.999), ("max", 1.0))} | {
+        "late_p99_ms": 1000 * percentile(sorted(late[first // per_tick :]), 0.99)}

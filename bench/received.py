@@ -16,6 +16,7 @@ from lrq_ha.proto import lrq_pb2 as pb
 from .measure import memory_bytes
 
 EPOCH, SOURCE = 257, "east"
+_KEEPER = "lrq_ha.lab.keeper"  # the parent of a lab's brokers and sidecars
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
@@ -40,6 +41,11 @@ class ReceiveQueue:
         self._previous = pb.Position()
         with pika.BlockingConnection(self._admin) as connection:
             connection.channel().queue_declare(self.name, durable=True, arguments={"x-queue-type": "stream"})
+
+    @property
+    def sequence(self) -> int:
+        """Of the last transaction that was written."""
+        return self._previous.sequence
 
     @property
     def options(self) -> dict[str, str]:
@@ -70,7 +76,7 @@ class ReceiveQueue:
 
 
 def processes() -> dict[int, str]:
-    """This process and all below it: pid -> its command."""
+    """This process and all below it, but a lab's: pid -> its command."""
     parents: dict[int, int] = {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
@@ -79,7 +85,7 @@ def processes() -> dict[int, str]:
             continue
     found, new = {os.getpid()}, {os.getpid()}
     while new:
-        new = {pid for pid, parent in parents.items() if parent in new} - found
+        new = {pid for pid, parent in parents.items() if parent in new and _KEEPER not in _command(pid)} - found
         found |= new
     return {pid: _command(pid) for pid in found}
 

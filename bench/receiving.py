@@ -33,7 +33,7 @@ CLIENT = "bench"
 QUEUE = f"LRQ_Recv_{CLIENT}_east"
 
 
-class _Memory:
+class Memory:
     """A position store that keeps nothing beyond the process."""
 
     def load(self, _name: str, _queue: str) -> Progress | None:
@@ -77,7 +77,7 @@ def p11(brokers: list[str], entries: int, rounds: int) -> Row:
             door = lab.nodes["w1"].door
             for number in range(rounds):
                 database = Path(folder) / f"{number}.db"
-                idle = _read(Receiver([door], CLIENT, f"idle-{number}", _Idle(), positions=_Memory()), last)
+                idle = _read(Receiver([door], CLIENT, f"idle-{number}", _Idle(), positions=Memory()), last)
                 rows = _read(Receiver([door], CLIENT, f"rows-{number}", rows_of(database)), last)
                 with sqlite3.connect(database) as connection:
                     [(found,)] = connection.execute("SELECT count(*) FROM entries")

@@ -19,7 +19,16 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture
 def bench(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.syspath_prepend(str(ROOT))
-    names = ("__main__", "consuming", "cost", "matrix", "measure", "outstanding", "rivals", "scale", "sessions", "sites", "throughput")
+    names = ("__main__", "consuming", "cost", "matrix", "measure", "outstanding", "rivals", "scale", "sessions", "sites", "snapshot",
+             "throughput")  # fmt: skip
+    return SimpleNamespace(**{name: importlib.import_module(f"bench.{name}") for name in names})
+
+
+@pytest.fixture
+def streams(monkeypatch: pytest.MonkeyPatch) -> Any:
+    pytest.importorskip("pyspark", reason="PySpark is not installed")
+    monkeypatch.syspath_prepend(str(ROOT))
+    names = ("entries", "stream_failover", "stream_latency", "stream_query")
     return SimpleNamespace(**{name: importlib.import_module(f"bench.{name}") for name in names})
 
 
@@ -175,6 +184,45 @@ def test_the_sessions_alone_send_every_entry_to_every_site(bench: Any) -> None:
     row = bench.sessions.p4s(10)
     assert [run["sites"] for run in row.runs] == [1, 3, 10]
     assert next(figure for figure in row.figures if figure.name == "bytes").ok
+
+
+def test_the_goals_of_plans_grow_with_the_queues(streams: Any) -> None:
+    latency = {"step": "latency", "p50_ms": 300.0, "p99_ms": 1000.0, "rows_per_s": 1000.0, "cores": 1.2}
+    plans = [{"step": "plan", "queues": count, "one_ms": ms, "all_ms": 5 * ms} for count, ms in ((1, 20.0), (100, 50.1), (300, 900.0), (1000, 200.0))]
+    figures = {figure.name: (figure.goal, figure.ok) for figure in streams.stream_latency.figures_of("4.3", [latency, *plans])}
+    assert figures["p99_ms"] == (1_000, True)
+    assert figures["plan_1_ms"] == (20, True)
+    assert figures["plan_100_ms"] == (50, False)
+    assert figures["plan_300_ms"] == (None, True)
+    assert figures["plan_1000_ms"] == (200, True)
+
+
+@pytest.mark.parametrize(("kill_s", "missing", "twice", "ok"), [(3.0, 0, 0, True), (3.1, 0, 0, False), (3.0, 1, 0, False), (3.0, 0, 1, False)])
+def test_a_failover_under_a_query_loses_nothing(streams: Any, kill_s: float, missing: int, twice: int, ok: bool) -> None:
+    runs = [{"broker": "4.3.6", "kill_s": seconds, "promote_s": seconds, "active_s": 0.1} for seconds in (1.0, kill_s, 9.0)]
+    row = streams.stream_failover.summary(runs, [{"missing": missing, "twice": twice}])
+    assert row.ok == ok
+    assert row.details == f"4.3.6: {kill_s:.2f} s (median of 3, 1.00 to 9.00)"
+
+
+def test_the_rows_that_reach_a_query_are_counted(streams: Any) -> None:
+    arrivals = streams.stream_query.Arrivals()
+    payloads = [streams.entries.FORM.pack(float(number), number) for number in (0, 1, 1, 3)]
+    rows = [SimpleNamespace(payload=payload) for payload in (None, *payloads)]
+    arrivals.take(SimpleNamespace(select=lambda _: SimpleNamespace(collect=lambda: rows)), 0)
+    assert (arrivals.missing(4), arrivals.twice()) == (1, 1)
+    assert arrivals.first_due_after(0.5) is not None
+    assert arrivals.first_due_after(3.0) is None
+
+
+def test_the_memory_of_a_snapshot_is_to_be_flat(bench: Any) -> None:
+    parts = {"source": 20.0, "sink": 20.1, "receiver": 1.0}
+    run = {"broker": "4.3", "row_bytes": 1_000, "mb_s": 150.0, "spread_mb": parts, "peak_mb": parts, "cpu_ms_mb": {"source": 5.0}}
+    figures = {figure.name: figure.ok for figure in bench.snapshot.summary([run], 1_000).figures}
+    assert figures["mb_s"]
+    assert figures["source_spread_mb"]
+    assert not figures["sink_spread_mb"]
+    assert figures["sink_peak_mb"]
 
 
 def test_a_line_has_the_worst_variant_of_each_figure(bench: Any) -> None:
