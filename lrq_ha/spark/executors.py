@@ -30,7 +30,8 @@ from pyspark.sql import functions as F
 
 from lrq_ha import urls
 from lrq_ha.routing.names import ROUTING_VHOST
-from lrq_ha.spark.options import checked_addresses
+from lrq_ha.spark.access import ALLOWED, parse_access
+from lrq_ha.spark.options import known_options
 
 PACKAGES = ("lrq-ha", "pyspark", "pyarrow", "pika", "protobuf", "pydantic", "pyroaring")
 CONNECTION_NAME = "lrq-ha spark check"
@@ -69,7 +70,7 @@ class Look:
     ended: float
 
 
-def check(spark: SparkSession, nodes: str, *, tls_ca: str | None = None, tasks: int | None = None) -> list[str]:
+def check(spark: SparkSession, nodes: str, *, tasks: int | None = None, **access: str) -> list[str]:
     """Looks at this process and at every executor: Python and packages, whether each node takes readers, and how far the clock is off.
 
     An executor that is busy with other tasks meanwhile may be missing, as is one that Spark has not started.
@@ -77,30 +78,31 @@ def check(spark: SparkSession, nodes: str, *, tls_ca: str | None = None, tasks: 
     Args:
         spark: The session; also of Spark Connect.
         nodes: As option `nodes` of format lrq: AMQP addresses, comma separated.
-        tls_ca: As option `tlsCa`.
         tasks: How many tasks look, at once; None: one for each core.
+        access: Options of format lrq for the way to the nodes: `user`, `passwordFile`, `tlsCa` and so on.
 
     Returns:
         One line for this process, and one for each executor.
 
     Raises:
-        OptionError: An address is malformed.
+        OptionError: An option is unknown, or an address is malformed.
     """
-    places = [_place(url) for url in checked_addresses("nodes", nodes, ROUTING_VHOST)]
-    here = Look(**look(places, tls_ca, 0, 0))
+    options = known_options({"nodes": nodes, **access}, ALLOWED, {})
+    places = [_place(url) for url in parse_access(options, ROUTING_VHOST).nodes]
+    here = Look(**look(places, options, 0, 0))
     with _by_value():
         count = tasks or _count_cores(spark)
-        found, _, _ = _run(spark, count, places, tls_ca)
-        clocks, submitted, returned = _run(spark, count, [], None)
+        found, _, _ = _run(spark, count, places, options)
+        clocks, submitted, returned = _run(spark, count, [], {})
     differences = {place: (one.ended - returned, one.began - submitted) for place, one in clocks.items()}
     return format_lines(here, found, differences)
 
 
-def look(places: Sequence[Place], tls_ca: str | None, hold_s: float, process: int) -> dict[str, Any]:
+def look(places: Sequence[Place], access: Mapping[str, str], hold_s: float, process: int) -> dict[str, Any]:
     """What this process has, as the arguments of Look; takes `hold_s` seconds at least."""
     began = time.time()
     packages = {name: installed(name) for name in PACKAGES}
-    nodes = {f"{host}:{port}": ask_node(host, port, url, tls_ca) for host, port, url in places}
+    nodes = {f"{host}:{port}": ask_node(host, port, {**access, "nodes": url}) for host, port, url in places}
     time.sleep(max(0.0, began + hold_s - time.time()))
     python = platform.python_version()
     return {
@@ -122,13 +124,13 @@ def installed(package: str) -> str | None:
         return None
 
 
-def ask_node(host: str, port: int, url: str, tls_ca: str | None) -> str:
+def ask_node(host: str, port: int, access: Mapping[str, str]) -> str:
     """Whether a node takes readers from this process, in a few words; without the packages for that, whether its port answers."""
     try:
         from lrq_ha.errors import LrqError
-        from lrq_ha.spark.options import tls_context
+        from lrq_ha.spark.access import parse_access
         from lrq_ha.streams.errors import NoNode
-        from lrq_ha.streams.node_connection import NodeConnection, address_of
+        from lrq_ha.streams.node_connection import NodeConnection
     except ImportError:
         try:
             socket.create_connection((host, port), TIMEOUT_S).close()
@@ -136,7 +138,7 @@ def ask_node(host: str, port: int, url: str, tls_ca: str | None) -> str:
             return str(error)
         return "its port answers"
     try:
-        NodeConnection.open([address_of(url, tls_context(tls_ca))], CONNECTION_NAME, 0).close()
+        NodeConnection.open(parse_access(access, ROUTING_VHOST).reader_parameters(), CONNECTION_NAME, 0).close()
     except NoNode as error:
         return " ".join("; ".join(error.answers.values()).split())
     except LrqError as error:
@@ -165,11 +167,11 @@ def _count_cores(spark: SparkSession) -> int:
     return found
 
 
-def _run(spark: SparkSession, tasks: int, places: Sequence[Place], tls_ca: str | None) -> tuple[dict[Executor, Look], float, float]:
+def _run(spark: SparkSession, tasks: int, places: Sequence[Place], access: Mapping[str, str]) -> tuple[dict[Executor, Look], float, float]:
     """A look in each executor, the clock here before it, and the clock here after it."""
 
     def task(_: int) -> str:
-        return json.dumps(look(places, tls_ca, HOLD_S, os.getppid()))
+        return json.dumps(look(places, access, HOLD_S, os.getppid()))
 
     probe = F.udf(task, "string", useArrow=False).asNondeterministic()
     submitted = time.time()

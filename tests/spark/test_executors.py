@@ -67,7 +67,7 @@ def test_an_executor_without_the_package_tells_so(port: int) -> None:
         free = closed.getsockname()[1]
     with _by_value():
         places = [("127.0.0.1", number, "amqp://u:p@h") for number in (port, free)]
-        program = cloudpickle.dumps(lambda: look(places, None, 0, 0))  # type: ignore[no-untyped-call]
+        program = cloudpickle.dumps(lambda: look(places, {}, 0, 0))  # type: ignore[no-untyped-call]
     done = subprocess.run([sys.executable, "-c", PROGRAM], input=program, capture_output=True, timeout=60)
     said = done.stdout.decode()
     assert f"('127.0.0.1:{port}', 'its port answers')" in said, done.stderr
