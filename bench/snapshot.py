@@ -43,7 +43,7 @@ SLOWEST_MB_S = 2  # for time limits
 class Plan:
     """MB of a snapshot, and how often each size of rows is measured."""
 
-    mb: int = 5_000
+    mb: int = 1_000
     rounds: int = 1
 
 

@@ -28,7 +28,7 @@ from .stream_query import SETTLE_S, Arrivals, running, wait, wait_snapshot
 GOAL_S = 3.0
 RATE = 1_000
 BETWEEN_S = 5.0  # the query catches up before the next kill
-ROUNDS, SHORT_ROUNDS = 7, 2
+ROUNDS, SHORT_ROUNDS = 5, 2
 
 
 def p7f(brokers: list[str], rounds: int) -> Row:
