@@ -145,3 +145,43 @@ def test_a_view_that_had_lost_its_beginning() -> None:
     records = _run(5000, 5010)
     assert _read(_Stream(records, head=5000)) == [Trimmed(READER, 5000)]
     assert _sequences(_read(_Stream(records, head=5000), from_sequence=5000)) == list(range(5000, 5011))
+
+
+class _LargeStream(_Stream):
+    """A stream of large messages: a consumer gets as many as its prefetch allows, and more as it acknowledges."""
+
+    def __init__(self, records: Iterable[tuple[int, int]], size: int) -> None:
+        super().__init__(records, head=0)
+        self.body = pb.Transaction(client_name="c", payloads=[b"x" * size]).SerializeToString()
+        self.prefetches: list[int] = []
+
+    async def channel(self, on_close: Callable[[Any], None]) -> _Channel:
+        return _LargeChannel(self)
+
+
+class _LargeChannel(_Channel):
+    _stream: _LargeStream
+
+    async def consume(self, queue: str, callback: Callable[..., None], *, arguments: dict[str, Any], on_cancel: Callable[[str], None]) -> None:
+        self._stream.prefetches.append(self._prefetch)
+        start = arguments["x-stream-offset"]
+        self._left = [record for record in self._stream.records if start == "first" or record[0] >= start]
+        self._callback, self._tag = callback, 0
+        self._deliver(self._prefetch)
+
+    def ack(self, tag: int, multiple: bool = False) -> None:
+        self._deliver(tag + self._prefetch)
+
+    def _deliver(self, up_to: int) -> None:
+        while self._left and self._tag < up_to:
+            offset, sequence = self._left.pop(0)
+            self._tag += 1
+            self._callback(self._tag, False, "", QUEUE, _header(offset, sequence), self._stream.body)
+
+
+def test_large_messages_are_fetched_in_smaller_numbers() -> None:
+    """Each of 1 MiB: 16 of them are as many bytes as may wait, and no entry is lost or given twice where the reader comes back for fewer."""
+    stream = _LargeStream(_run(0, 150, ahead=0), 1 << 20)
+    assert _sequences(_read(stream)) == list(range(1, 151))
+    assert stream.prefetches[0] == view_reader.PREFETCH_MESSAGES
+    assert stream.prefetches[1:] in ([15], [16])

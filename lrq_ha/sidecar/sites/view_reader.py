@@ -4,8 +4,8 @@ Rules:
 
 - Output is in log order, each position once: a view repeats entries after a restart of its node.
 - Deliveries are acknowledged when the sessions have taken them; a reader that is paused leaves them unacknowledged. So at most
-  PREFETCH_MESSAGES wait here. If these are more than WAITING_BYTES_MAX, the reader leaves the view, and comes back when the
-  pause is over, for fewer of them at a time.
+  PREFETCH_MESSAGES wait here. If these are more than WAITING_BYTES_MAX, the reader leaves the view, and comes back for fewer of
+  them at a time, after the pause if it is paused.
 - `ReadEnd` is reported only if the newest entry known to be in the view has come, and none came for a while after it. An entry
   that still comes after a `ReadEnd` beyond it is too late for the sessions: it is logged, and a full sync is demanded.
 - OPEN records, which sidecars wrote to look for the newest entry, have no position, and are skipped.
@@ -193,11 +193,10 @@ class ViewReader:
     async def _read(self, channel: Channel) -> bool:
         """Gives entries. Returns whether there are no more; if not, the reader has left the view."""
         while True:
+            if self._waiting_bytes > WAITING_BYTES_MAX and self._lower_prefetch():
+                self._return_to = self._offset + 1
+                return False
             if not self._going:
-                if self._waiting_bytes > WAITING_BYTES_MAX:
-                    self._prefetch = max(1, min(self._prefetch, len(self._arrived) * WAITING_BYTES_MAX // self._waiting_bytes))
-                    self._return_to = self._offset + 1
-                    return False
                 await self._woken()
                 continue
             if not self._arrived:
@@ -222,6 +221,12 @@ class ViewReader:
             if channel.error is None:
                 channel.ack(taken[-1][0], True)
             await asyncio.sleep(0)
+
+    def _lower_prefetch(self) -> bool:
+        """Adapts the prefetch to the size of the messages that wait. Returns whether the reader has to leave the view for that."""
+        fitting = max(1, min(self._prefetch, len(self._arrived) * WAITING_BYTES_MAX // self._waiting_bytes))
+        lower, self._prefetch = fitting < self._prefetch, fitting
+        return lower or not self._going
 
     async def _behind_hole(self, headers_taken: list[bytes]) -> int:
         """The first entry behind records that the broker has dropped before these deliveries, or among them, if it may be wanted; else 0."""
