@@ -9,7 +9,7 @@ Usage::
 A stream is read with `spark.readStream` instead.
 
 Rules: `options`, `offsets` and `ranges` are pure; `planning`, `reading` and `stream_reader` talk to nodes; `source` is Spark's interface;
-`tables` uses Spark operations only; `pipeline` keeps tables on disk.
+`tables` uses Spark operations only; `executors` looks at a session's machines; `pipeline` keeps tables on disk.
 """
 
 import importlib

@@ -57,6 +57,15 @@ with session(settings=settings) as spark:
     query = entries.writeStream.foreachBatch(take).option("checkpointLocation", f"{folder}/checkpoint").trigger(availableNow=True).start()
     query.awaitTermination()
 """
+#: Prints the lines about executors, as JSON.
+CHECK = """
+import json, sys
+from lrq_ha.spark import check
+from lrq_ha.spark.session import session
+
+with session(settings=json.loads(sys.argv[1])) as spark:
+    print(json.dumps(check(spark, json.loads(sys.argv[2])["nodes"])))
+"""
 
 
 @pytest.fixture
@@ -86,6 +95,14 @@ def end(job: subprocess.Popen[str]) -> str:
         job.kill()
     assert job.returncode == 0, errors
     return said
+
+
+def test_each_executor_is_looked_at(nodes: str, cluster: Cluster, tmp_path: Path) -> None:
+    lines: list[str] = json.loads(end(start(CHECK, cluster, {"nodes": nodes}, tmp_path)))
+    assert [line.partition(" ")[0] for line in lines] == ["this", "executor", "executor"]
+    assert len({line.partition(":")[0] for line in lines}) == 3
+    assert all("; packages as here; clock " in line for line in lines[1:])
+    assert all(line.endswith(" takes readers") for line in lines)
 
 
 def test_a_batch_read(nodes: str, receive_queue: Make, cluster: Cluster, tmp_path: Path) -> None:

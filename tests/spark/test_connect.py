@@ -40,7 +40,8 @@ try:
     read(maxOffsetsPerTrigger="3").schema
 except Exception as error:
     found["unknown"] = str(error)
-from lrq_ha.spark import register
+from lrq_ha.spark import check, register
+found["check"] = check(spark, options["nodes"])
 register(spark)
 found["registered"] = read().count()
 print(json.dumps(found))
@@ -64,3 +65,4 @@ def test_a_client_of_a_connect_server(nodes: str, receive_queue: Callable[..., R
     assert "Queue LRQ_Recv_none_east does not exist in vhost lrq" in found["missing"]
     assert "The option for it is maxEntriesPerTrigger" in found["unknown"]
     assert found["registered"] == 100
+    assert [line.endswith(" takes readers") for line in found["check"]] == [True, True]

@@ -84,7 +84,7 @@ def test_addresses_that_are_none() -> None:
 def test_a_session_on_this_machine(spark: SparkSession) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         node = f"127.0.0.1:{server.getsockname()[1]}"
-    found = check(spark, f"amqp://reader:SECRET@{node}")
+    found = check(spark, f"amqp://reader:SECRET@{node}", tasks=2)
     assert len(found) == 2
     assert re.match(r"executor \S+/\d+: Python \S+; packages as here; clock [+-]\d\.\d s \(± \d\.\d s\); ", found[1])
     assert all("Connection refused" in line and f"{node}: " in line for line in found)

@@ -166,7 +166,7 @@ def test_a_rebuilt_table(spark: SparkSession, nodes: str, receive_queue: Make, t
     queue.delete()
     queue.declare()
     queue.write(queue.batch(transaction(9, [encode("t", "put", [("a", 9)])]), previous=pb.Position(epoch=257, sequence=8)))
-    with pytest.raises(SnapshotGone, match=rf"Queue {queue.name} no longer holds .* lrq-ha resync \w+ --group GROUP --from east"):
+    with pytest.raises(SnapshotGone, match=rf"Queue {queue.name} no longer holds .*`lrq-ha resync \w+ --group GROUP --from east"):
         Job(spark, Config.model_validate(given), lines.append).rebuild("t")
 
 

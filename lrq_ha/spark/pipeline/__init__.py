@@ -8,6 +8,8 @@ How it works, in the order of the data:
     apply      rewrites the buckets that are touched, and stages the rows of snapshots that have not ended (Spark)
     store      commits all of it as one version
 
+`rebuild` computes one table again from what the queues hold. `history` and `report` tell of all this, and change nothing.
+
 Invariants:
 
 - A version is one file, `_versions/N.json`, and is there as a whole or not at all. It names all data files, and for each queue the position applied.

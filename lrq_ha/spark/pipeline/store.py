@@ -7,6 +7,7 @@
     current                link to _views/N of the newest version
     data/…                 Parquet files
     status.json            the last version in short
+    history.jsonl          figures of versions, and failures (history.py)
 
 A commit has five steps: flush the data files, create `_versions/N.json`, write `_current`, link the view, swap `current`. The second is what
 counts: before it nothing is visible, after it all is. The others are done again when a job starts.
