@@ -31,7 +31,6 @@ from lrq_ha.spark.pipeline.errors import NoVersion
 
 pytestmark = [pytest.mark.broker, pytest.mark.full, pytest.mark.timeout(3600), pytest.mark.one_version("4.3"), pytest.mark.proves("G6")]
 
-QUEUE = "LRQ_Recv_app_east"
 KILLS = 5
 STEP_TIMEOUT_S = 300.0
 KEYS = 50
@@ -55,11 +54,11 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 class Source:
     """An application at east: after a full snapshot, transactions that put one row into t and an equal one into u; a seventh deletes both."""
 
-    def __init__(self, lab: Lab, producer: str) -> None:
+    def __init__(self, lab: Lab, client_name: str) -> None:
         self.rows: dict[str, int] = {}
         self._stop = threading.Event()
         doors = [node.door for node in lab.nodes.values() if node.group == "east"]
-        self._publisher = Publisher(doors, producer=producer, client_name="app", confirm_timeout_s=120)
+        self._publisher = Publisher(doors, producer=f"{client_name}-app", client_name=client_name, confirm_timeout_s=120)
         self._publisher.on_full_sync(self._provide)
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._run)
@@ -192,16 +191,17 @@ def in_sync(lab: Lab, group: str) -> bool:
 def test_a_kill_before_any_step(spark: SparkSession, sites: Lab, cluster: Cluster, tmp_path: Path, victim: str) -> None:
     """Takes minutes: a driver on a cluster that is killed needs a Spark for each of its lives, and a killed node a promotion."""
     random, path, steps = Random(f"{victim} 1"), tmp_path / "tables", Steps()
-    source = Source(sites, f"{victim}-{time.time_ns()}")
+    client = f"{victim}{time.time_ns()}"  # of its own, so that no job has to read what was before
+    source, queue = Source(sites, client), f"LRQ_Recv_{client}_east"
     doors = ",".join(node.door for node in sites.nodes.values() if node.group == "west")
     config = tmp_path / "pipeline.toml"
     config.write_text(
-        f'[source]\nnodes = "{doors}"\nsubscribe = "{QUEUE}"\nmaxEntriesPerTrigger = 300\nminPartitions = 2\n'
+        f'[source]\nnodes = "{doors}"\nsubscribe = "{queue}"\nmaxEntriesPerTrigger = 300\nminPartitions = 2\n'
         + "".join(f'[tables.{name}]\nschema = "k STRING, v INT"\nkey = ["k"]\nbuckets = 1\n' for name in "tu")
         + f'[sink]\npath = "{path}"\n[spark]\n'
         + "".join(f'"{name}" = "{value}"\n' for name, value in cluster.settings.items())
     )
-    until("no receive queue", lambda: QUEUE in sites.ctl(str(sites.primary("west")), "list_queues", "-p", "lrq", "name"))
+    until("no receive queue", lambda: queue in sites.ctl(str(sites.primary("west")), "list_queues", "-p", "lrq", "name"))
     driver = Driver(config, steps.port, tmp_path)
     primary, sink = Primary(sites, "east"), Primary(sites, "west")
     victims: dict[str, tuple[Callable[[], None], Callable[[], None]]] = {
