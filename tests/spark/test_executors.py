@@ -80,7 +80,6 @@ def test_addresses_that_are_none() -> None:
         check(cast("SparkSession", None), "http://10.0.0.1")
 
 
-@pytest.mark.quick
 def test_a_session_on_this_machine(spark: SparkSession) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         node = f"127.0.0.1:{server.getsockname()[1]}"
