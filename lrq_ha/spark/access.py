@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import ssl
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -29,6 +29,7 @@ ALLOWED = {
     "tlsCert": "for amqps:// addresses: path of a PEM file with the client's own certificate, with one path on every worker",
     "tlsKey": "path of a PEM file with the key of tlsCert, without a passphrase, if tlsCert does not have the key, too",
 }
+MALFORMED = "is malformed"
 _NODE = r"amqps?://[^/?#].*"
 
 
@@ -110,8 +111,11 @@ def parse_access(given: Mapping[str, str], vhost: str) -> Access:
     Raises:
         OptionError: An address is malformed or missing, or two options contradict each other.
     """
+    nodes = checked_addresses("nodes", ALLOWED["nodes"], given.get("nodes"), _NODE, vhost)
+    if not nodes:
+        raise OptionError("Option nodes is missing", todo=f"Allowed: {ALLOWED['nodes']}")
     access = Access(
-        nodes=_checked_nodes(words(given.get("nodes")), vhost),
+        nodes=nodes,
         user=given.get("user"),
         password=given.get("password"),
         password_file=given.get("passwordFile"),
@@ -135,28 +139,34 @@ def words(value: str | None) -> tuple[str, ...]:
     return tuple(dict.fromkeys(word.strip() for word in (value or "").split(",") if word.strip()))
 
 
-def is_address(text: str, form: str) -> bool:
-    """Whether an address has a host, and the form of this regular expression."""
+def checked_addresses(name: str, allowed: str, value: str | None, form: str, *vhosts: str) -> tuple[str, ...]:
+    """The addresses in an option, each once.
+
+    Args:
+        name: The option.
+        allowed: What it may be, for an error.
+        value: Its value; None: it is not given.
+        form: A regular expression for an address.
+        vhosts: Virtual hosts that an address may name.
+
+    Raises:
+        OptionError: An address is malformed, or has a part that would not be used. No part of it is shown, as the end of its password is unknown.
+    """
+    addresses = words(value)
+    for number, address in enumerate(addresses, 1):
+        if fault := _fault_of(address, form, vhosts):
+            raise OptionError(f"Address {number} of option {name} {fault}", todo=f"Allowed: {allowed}; {urls.PASSWORD_RULE}")
+    return addresses
+
+
+def _fault_of(address: str, form: str, vhosts: Sequence[str]) -> str:
     try:
-        return re.fullmatch(form, text) is not None and bool(urls.split(text).hostname)
+        parts = urls.split(address)
     except ValueError:
-        return False
-
-
-def bad_address(name: str, allowed: str, number: int, fault: str = "is malformed") -> OptionError:
-    """An error without any part of the wrong address, as the end of its password is unknown."""
-    return OptionError(f"Address {number} of option {name} {fault}", todo=f"Allowed: {allowed}; {urls.PASSWORD_RULE}")
-
-
-def _checked_nodes(nodes: tuple[str, ...], vhost: str) -> tuple[str, ...]:
-    if not nodes:
-        raise OptionError("Option nodes is missing", todo=f"Allowed: {ALLOWED['nodes']}")
-    for number, address in enumerate(nodes, 1):
-        if not is_address(address, _NODE):
-            raise bad_address("nodes", ALLOWED["nodes"], number)
-        if unused := urls.unused(urls.split(address), vhost):
-            raise bad_address("nodes", ALLOWED["nodes"], number, unused)
-    return nodes
+        return MALFORMED
+    if re.fullmatch(form, address) is None or not parts.hostname:
+        return MALFORMED
+    return urls.unused(parts, *vhosts)
 
 
 def _unusable(option: str, path: str | None, error: OSError, beside: str = "") -> OptionError:

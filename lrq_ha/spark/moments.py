@@ -11,7 +11,7 @@ from functools import partial
 
 from lrq_ha.spark.errors import OptionError
 from lrq_ha.spark.options import ALLOWED, Moment
-from lrq_ha.streams.message import Message, Stream, locate_first
+from lrq_ha.streams.message import Message, Stream, find_ends, locate_first
 
 
 def find_start(stream: Stream, queue: str, moment: Moment) -> int | None:
@@ -20,9 +20,12 @@ def find_start(stream: Stream, queue: str, moment: Moment) -> int | None:
     Raises:
         OptionError: All transactions are before it, and `or_latest` is not set.
     """
-    found = find_sequence(stream, queue, moment)
-    head, tail = stream.first(queue), stream.tail(queue)
-    if found is not None or head is None or tail is None:
+    ends = find_ends(stream, queue)
+    if ends is None:
+        return None
+    head, tail = ends
+    found = _find_between(stream, queue, head, tail, moment)
+    if found is not None:
         return found
     if not moment.or_latest:
         raise OptionError(
@@ -34,10 +37,11 @@ def find_start(stream: Stream, queue: str, moment: Moment) -> int | None:
 
 def find_sequence(stream: Stream, queue: str, moment: Moment) -> int | None:
     """The source sequence of the first transaction that is not before a moment; None: there is none."""
-    tail = stream.tail(queue)
-    head = stream.first(queue) if tail is not None else None
-    if tail is None or head is None:
-        return None
+    ends = find_ends(stream, queue)
+    return None if ends is None else _find_between(stream, queue, *ends, moment)
+
+
+def _find_between(stream: Stream, queue: str, head: Message, tail: Message, moment: Moment) -> int | None:
     us = moment.ms * 1000
     message = locate_first(stream, queue, head, tail, partial(_is_before, us))
     found = (one.position.sequence for one in message.batch.transactions if one.timestamp_us >= us)

@@ -20,7 +20,7 @@ from lrq_ha.spark.moments import find_start
 from lrq_ha.spark.options import EARLIEST, LATEST, Bound, Moment
 from lrq_ha.spark.ranges import Extent, Range, extent
 from lrq_ha.streams.errors import StreamSilent
-from lrq_ha.streams.message import Hint, Message, Stream, find, locate_first
+from lrq_ha.streams.message import Hint, Message, Stream, find, find_ends, locate_first
 
 Offset = Mapping[str, Position]
 
@@ -59,10 +59,10 @@ def resolve_start(stream: Stream, queue: str, bound: Bound, *, strict: bool) -> 
     """
     if isinstance(bound, Position):
         return bound
-    tail = stream.tail(queue)
-    head = stream.first(queue) if tail is not None else None
-    if tail is None or head is None:
+    ends = find_ends(stream, queue)
+    if ends is None:
         return START
+    head, tail = ends
     if isinstance(bound, Moment):
         sequence = find_start(stream, queue, bound)
         bound = LATEST if sequence is None else sequence

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from lrq_ha.replication.positions import Position
 from lrq_ha.routing.names import RECV_PREFIX, ROUTING_VHOST, parse_recv_queue
 from lrq_ha.spark.access import ALLOWED as ACCESS_ALLOWED
-from lrq_ha.spark.access import Access, bad_address, is_address, parse_access, words
+from lrq_ha.spark.access import Access, checked_addresses, parse_access, words
 from lrq_ha.spark.errors import OptionError
 
 ALLOWED = {
@@ -129,10 +129,7 @@ def parse_options(given: Mapping[str, str]) -> ReadOptions:
     text = values.get
     access = parse_access(values, ROUTING_VHOST)
     subscribe, pattern = words(text("subscribe")), text("subscribePattern")
-    http = words(text("http"))
-    for number, address in enumerate(http, 1):
-        if not is_address(address, _HTTP):
-            raise bad_address("http", ALLOWED["http"], number)
+    http = checked_addresses("http", ALLOWED["http"], text("http"), _HTTP)
     if bool(subscribe) == (pattern is not None):
         raise OptionError(
             "Exactly one of the options subscribe and subscribePattern is needed",
@@ -143,8 +140,9 @@ def parse_options(given: Mapping[str, str]) -> ReadOptions:
             raise _bad("subscribe", queue)
     if pattern is not None:
         _check_pattern(pattern, http)
-    starting = _moment(values, "starting") or _starting(text("startingOffsets"))
-    ending = _moment(values, "ending") or _ending(text("endingOffsets"))
+    or_latest = _or_latest(text("startingOffsetsByTimestampStrategy"))
+    starting = _moment(values, "startingTimestamp", "startingOffsets", or_latest) or _starting(text("startingOffsets"))
+    ending = _moment(values, "endingTimestamp", "endingOffsets") or _ending(text("endingOffsets"))
     for name, bounds in (("startingOffsets", starting), ("endingOffsets", ending)):
         if subscribe and not isinstance(bounds, int | Moment) and set(bounds) != set(subscribe):
             raise OptionError(f"{name} names {sorted(bounds)}, subscribe names {sorted(subscribe)}", todo=f"Allowed: {ALLOWED[name]}")
@@ -205,17 +203,20 @@ def _check_pattern(pattern: str, http: tuple[str, ...]) -> None:
         )
 
 
-def _moment(values: Mapping[str, str], side: str) -> Moment | None:
-    name, offsets, strategy = f"{side}Timestamp", f"{side}Offsets", f"{side}OffsetsByTimestampStrategy"
+def _moment(values: Mapping[str, str], name: str, offsets: str, or_latest: bool = False) -> Moment | None:
     ms = parse_number(ALLOWED, name, values.get(name), digits_max=13)
-    word = values.get(strategy, "error").strip().lower()
-    if word not in ("error", "latest"):
-        raise _bad(strategy, values[strategy])
     if ms is None:
         return None
     if offsets in values:
         raise OptionError(f"Options {name} and {offsets} are given", todo="Leave out one of the two")
-    return Moment(ms, or_latest=word == "latest")
+    return Moment(ms, or_latest)
+
+
+def _or_latest(strategy: str | None) -> bool:
+    word = "error" if strategy is None else strategy.strip().lower()
+    if word not in ("error", "latest"):
+        raise _bad("startingOffsetsByTimestampStrategy", strategy or "")
+    return word == "latest"
 
 
 def _starting(value: str | None) -> Bounds:

@@ -26,7 +26,7 @@ from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.replication.positions import Position
 from lrq_ha.routing.chain import START, position_of
 from lrq_ha.spark.errors import DataLoss, OptionError
-from lrq_ha.streams.message import Hint, Message, Stream, find, locate, locate_first
+from lrq_ha.streams.message import Hint, Message, Stream, find, find_ends, locate, locate_first
 
 SEQUENCE_MAX = 2**63 - 1
 SAMPLES = 8  # messages whose rows are counted for an estimate
@@ -174,12 +174,12 @@ def extent(stream: Stream, queue: str, starting: int | None, ending: int | None,
         DataLoss: The range begins before the first transaction left, or at a sequence that the source's log has had twice.
         OptionError: The range ends, or begins, after the last received transaction.
     """
-    tail = stream.tail(queue)  # before `first`: so a queue that is trimmed between the two is seen as trimmed
-    head = stream.first(queue) if tail is not None else None
+    ends = find_ends(stream, queue)
     if starting is not None and ending is not None and ending < starting:
         raise OptionError(f"Queue {queue}: endingOffsets {ending} is before startingOffsets {starting}")
-    if head is None or tail is None:
+    if ends is None:
         return None
+    head, tail = ends
     received = max(head.last, tail.last).sequence
     start, after, through, open_until = head, head.previous, tail.last, tail.offset
     if starting is not None:

@@ -72,11 +72,22 @@ class Stream(Protocol):
     def at(self, queue: str, offset: int) -> Message: ...
 
 
-def find(stream: Stream, queue: str, after: Position) -> Message | None:
-    """A message at which to begin to read what follows `after`: it ends at or before `after`, or is the first one left. None: the queue is empty."""
+def find_ends(stream: Stream, queue: str) -> tuple[Message, Message] | None:
+    """The first and the last message; None: the queue is empty. The last one is looked up first: so a queue that is trimmed meanwhile is seen as
+    trimmed.
+    """
     tail = stream.tail(queue)
     head = stream.first(queue) if tail is not None else None
-    if tail is None or head is None or head.last > after:
+    return None if head is None or tail is None else (head, tail)
+
+
+def find(stream: Stream, queue: str, after: Position) -> Message | None:
+    """A message at which to begin to read what follows `after`: it ends at or before `after`, or is the first one left. None: the queue is empty."""
+    ends = find_ends(stream, queue)
+    if ends is None:
+        return None
+    head, tail = ends
+    if head.last > after:
         return head
     return tail if tail.last <= after else locate(stream, queue, head, tail, lambda message: message.last <= after)
 
