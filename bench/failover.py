@@ -21,7 +21,7 @@ from lrq_ha.errors import LrqError
 from lrq_ha.lab import Lab
 from lrq_ha.replication.positions import RangeSet
 
-from .measure import WAIT_S, Figure, Row, asking, declare, finish, note, read, start, tell, until
+from .measure import WAIT_S, Figure, Row, asking, declare, finish, note, read, start, started, tell, until
 
 GOAL_CONFIRM_MS, GOAL_DELIVERY_MS = 250, 500
 SIZE_BYTES = 1024
@@ -87,9 +87,10 @@ def _round(lab: Lab, kind: str, queue: str, producer: str, backlog: int) -> dict
     load = os.getloadavg()
     began = lab.status(primary)["end"]
     urls = [lab.nodes[primary].door, lab.nodes[backup].door]
-    consumer = start("witness", urls=urls, queue=queue, acks=not backlog)
-    process = start("failover", urls=urls, queue=queue, producer=producer, size_bytes=SIZE_BYTES, window=WINDOW_MESSAGES)
-    try:
+    with (
+        started("witness", urls=urls, queue=queue, acks=not backlog) as consumer,
+        started("failover", urls=urls, queue=queue, producer=producer, size_bytes=SIZE_BYTES, window=WINDOW_MESSAGES) as process,
+    ):
         read(consumer)
         if not backlog:
             tell(consumer)
@@ -111,10 +112,6 @@ def _round(lab: Lab, kind: str, queue: str, producer: str, backlog: int) -> dict
         result = finish(process)
         tell(consumer)
         consumed = finish(consumer)
-    finally:
-        for each in (process, consumer):
-            each.kill()
-            each.wait()
     drain = finish(start("drain", url=lab.nodes[backup].door, queue=queue), limit_s)
     lab.start(primary)
     return result | accounts(result["published"], consumed, drain, killed_at, delivered_at) | {

@@ -15,7 +15,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,10 +24,9 @@ from typing import Any
 
 from lrq_ha.errors import LrqError
 from lrq_ha.lab import Lab
-from lrq_ha.lab.files import python_environment
 
 from .cost import cpu_of
-from .measure import WAIT_S, Figure, Row, applied, declare, go, note, read, ready, start, until
+from .measure import WAIT_S, Figure, Row, applied, declare, go, note, read, ready, run_command, started, until
 
 SIZE_BYTES = 1024
 RATE = 500.0  # messages/s of the clients that watch
@@ -121,17 +119,14 @@ def _renew(lab: Lab, plan: Plan) -> dict[str, Any]:
     with _clients(lab) as watching:
         before, load, used = _quiet(watching, plan), os.getloadavg(), cpu_of(lab)
         began = time.monotonic()
-        command = [sys.executable, "-m", "lrq_ha.cli.main", "renew", "--dir", str(lab.directory)]
-        done = subprocess.run(command, capture_output=True, text=True, env=python_environment(), timeout=plan.limit_s)
+        said = run_command(lab, "renew", timeout_s=plan.limit_s)
         seconds = time.monotonic() - began
-        if done.returncode:
-            raise LrqError(f"The renewal failed: {(done.stderr + done.stdout).strip()}")
         meanwhile, after = _since(watching), cpu_of(lab)
-        pause = _QUEUE_PAUSE.search(done.stdout)
+        pause = _QUEUE_PAUSE.search(said)
         if pause is None:
-            raise LrqError(f"The renewal does not say how long a queue stood still: {done.stdout.strip()}")
+            raise LrqError(f"The renewal does not say how long a queue stood still: {said}")
     return _figures(lab, plan, seconds, before, meanwhile) | {
-        "what": "renewal", "load": load, "said": done.stdout.strip(), "queue_pause_ms": 1000 * float(pause[1]),
+        "what": "renewal", "load": load, "said": said, "queue_pause_ms": 1000 * float(pause[1]),
         "cpu_s": {key: after[key] - used[key] for key in after},
     }  # fmt: skip
 
@@ -155,18 +150,13 @@ def _fill(url: str, queue: str, kind: str, messages: int) -> None:
 def _clients(lab: Lab) -> Iterator[subprocess.Popen[str]]:
     """The publisher and the consumer that watch; they flow."""
     declare(lab.nodes["e1"].door, WATCHED, "classic")
-    process = start("steady", urls=[node.door for node in lab.nodes.values()], queue=WATCHED, size_bytes=SIZE_BYTES, rate=RATE)
-    try:
+    urls = [node.door for node in lab.nodes.values()]
+    with started("steady", urls=urls, queue=WATCHED, size_bytes=SIZE_BYTES, rate=RATE) as process:
         read(process)
         yield process
         if process.stdin is not None:
             process.stdin.close()
         process.wait(WAIT_S)
-    finally:
-        process.kill()
-        process.wait()
-        if process.stdout is not None:
-            process.stdout.close()
 
 
 def _quiet(watching: subprocess.Popen[str], plan: Plan) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import os
 import platform
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ from pamqp import commands
 
 from lrq_ha.errors import LrqError
 from lrq_ha.lab import Lab
+from lrq_ha.lab.files import python_environment
 from lrq_ha.lab.keeper import end_with_parent
 
 from . import wire
@@ -152,14 +154,21 @@ def ready(kind: str, **settings: Any) -> Iterator[subprocess.Popen[str]]:
     Raises:
         LrqError: It failed; it has said why on stderr.
     """
-    process = start(kind, **settings)
-    try:
+    with started(kind, **settings) as process:
         read(process)
         yield process
         if process.stdin is not None:
             process.stdin.close()
         if process.wait(WAIT_S):
             raise LrqError("The load generator failed", todo="See its error above")
+
+
+@contextmanager
+def started(kind: str, **settings: Any) -> Iterator[subprocess.Popen[str]]:
+    """A generator, which ends with this context at the latest."""
+    process = start(kind, **settings)
+    try:
+        yield process
     finally:
         process.kill()
         process.wait()
@@ -192,6 +201,33 @@ def read(process: subprocess.Popen[str]) -> dict[str, Any]:
 def percentile(ordered: list[float], share: float) -> float:
     """The value of an ascending list below which so large a share of it is; 0 if it is empty."""
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
+
+
+def run_command(lab: Lab, *arguments: str, timeout_s: float = WAIT_S) -> str:
+    """Runs `lrq-ha` beside a lab; returns its output. Raises LrqError if it fails."""
+    command = [sys.executable, "-m", "lrq_ha.cli.main", *arguments, "--dir", str(lab.directory)]
+    done = subprocess.run(command, capture_output=True, text=True, env=python_environment(), timeout=timeout_s)
+    if done.returncode:
+        raise LrqError(f"lrq-ha {arguments[0]} failed: {(done.stderr + done.stdout).strip()}")
+    return done.stdout.strip()
+
+
+@contextmanager
+def repeated(look: Callable[[], None], every_s: float) -> Iterator[None]:
+    """Calls `look` in a thread, again and again, while the context is open."""
+    done = threading.Event()
+
+    def watch() -> None:
+        while not done.wait(every_s):
+            look()
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        yield
+    finally:
+        done.set()
+        watcher.join()
 
 
 def memory_bytes(pid: int) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +12,7 @@ import pika
 from lrq_ha.lab import Lab
 from lrq_ha.proto import lrq_pb2 as pb
 
-from .measure import memory_bytes
+from .measure import memory_bytes, repeated
 
 EPOCH, SOURCE = 257, "east"
 _KEEPER = "lrq_ha.lab.keeper"  # the parent of a lab's brokers and sidecars
@@ -111,21 +110,15 @@ def spark_cpu_s() -> float:
 @contextmanager
 def worker_peak() -> Iterator[list[int]]:
     """The greatest memory of a Python worker of Spark while the context is open: a list of one number of bytes."""
-    peak, done = [0], threading.Event()
+    peak = [0]
 
-    def watch() -> None:
-        while not done.wait(0.05):
-            for pid, command in processes().items():
-                if "pyspark" in command and "java" not in command and pid != os.getpid():
-                    try:
-                        peak[0] = max(peak[0], memory_bytes(pid))
-                    except OSError:
-                        continue
+    def look() -> None:
+        for pid, command in processes().items():
+            if "pyspark" in command and "java" not in command and pid != os.getpid():
+                try:
+                    peak[0] = max(peak[0], memory_bytes(pid))
+                except OSError:
+                    continue
 
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    try:
+    with repeated(look, 0.05):
         yield peak
-    finally:
-        done.set()
-        watcher.join()

@@ -27,7 +27,7 @@ from lrq_ha.publisher import FullSyncContext, FullSyncRequest, Publisher
 from lrq_ha.receiver import Listener, Receiver, Snapshot, Update
 
 from .cost import cpu_of
-from .measure import WAIT_S, Figure, Row, finish, memory_bytes, note, read, start, tell
+from .measure import WAIT_S, Figure, Row, finish, memory_bytes, note, read, repeated, started, tell
 from .receiving import Memory
 
 GOAL_MB_S = 150
@@ -131,11 +131,12 @@ def summary(runs: list[dict[str, Any]], mb: int) -> Row:
 
 def _run(lab: Lab, row_bytes: int, mb: int) -> dict[str, Any]:
     timeout_s = WAIT_S + mb / SLOWEST_MB_S
-    receiver = start("receive", url=lab.nodes["w1"].door, timeout_s=timeout_s)
-    provider = start("provide", url=lab.nodes["e1"].door, row_bytes=row_bytes, mb=mb)
     pids = lab.processes()
-    watched = {"source": pids["e1.sidecar"], "sink": pids["w1.sidecar"], "receiver": receiver.pid}
-    try:
+    with (
+        started("receive", url=lab.nodes["w1"].door, timeout_s=timeout_s) as receiver,
+        started("provide", url=lab.nodes["e1"].door, row_bytes=row_bytes, mb=mb) as provider,
+    ):
+        watched = {"source": pids["e1.sidecar"], "sink": pids["w1.sidecar"], "receiver": receiver.pid}
         read(receiver)
         began, before = read(provider)["began"], cpu_of(lab)
         with sampled({part: pid for part, pid in watched.items() if pid is not None}) as samples:
@@ -143,10 +144,6 @@ def _run(lab: Lab, row_bytes: int, mb: int) -> dict[str, Any]:
             after = cpu_of(lab)
         tell(provider)
         provided = finish(provider)
-    finally:
-        for process in (provider, receiver):
-            process.kill()
-            process.wait()
     cpu = {part: after[f"{node}.{kind}"] - before[f"{node}.{kind}"] for part, node, kind in _PARTS}
     cpu |= {"receiver": received["cpu_s"], "provider": provided["cpu_s"]}
     ended = received["ended"]
@@ -169,20 +166,13 @@ _PARTS = (("source", "e1", "sidecar"), ("sink", "w1", "sidecar"), ("source_broke
 def sampled(pids: dict[str, int]) -> Iterator[dict[str, list[tuple[float, int]]]]:
     """The resident memory of these processes while the context is open: by name, each reading with its instant."""
     samples: dict[str, list[tuple[float, int]]] = {name: [] for name in pids}
-    done = threading.Event()
 
-    def watch() -> None:
-        while not done.wait(SAMPLE_S):
-            for name, pid in pids.items():
-                try:
-                    samples[name].append((time.monotonic(), memory_bytes(pid)))
-                except OSError:
-                    continue  # it has ended
+    def sample() -> None:
+        for name, pid in pids.items():
+            try:
+                samples[name].append((time.monotonic(), memory_bytes(pid)))
+            except OSError:
+                continue  # it has ended
 
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    try:
+    with repeated(sample, SAMPLE_S):
         yield samples
-    finally:
-        done.set()
-        watcher.join()

@@ -22,7 +22,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from lrq_ha.lab import Lab
 from lrq_ha.spark.session import session
 
-from .measure import WAIT_S, Figure, Row, finish, note, read, start, tell, until
+from .measure import WAIT_S, Figure, Row, finish, note, read, started, tell, until
 from .stream_query import SETTLE_S, Arrivals, running, wait, wait_snapshot
 
 GOAL_S = 3.0
@@ -59,8 +59,7 @@ def summary(runs: list[dict[str, Any]], ends: list[dict[str, Any]]) -> Row:
 
 def _follow(spark: SparkSession, lab: Lab, rounds: int, runs: list[dict[str, Any]]) -> dict[str, Any]:
     """Adds the runs; returns what became of the entries."""
-    process = start("entries", url=lab.nodes["e1"].door, site="west", rate=RATE)
-    try:
+    with started("entries", url=lab.nodes["e1"].door, site="west", rate=RATE) as process:
         read(process)
         wait_snapshot(lab, lab.primary("west") or "w1")
         with running(spark, [lab.nodes[name].door for name in ("w1", "w2")]) as (query, arrivals):
@@ -72,9 +71,6 @@ def _follow(spark: SparkSession, lab: Lab, rounds: int, runs: list[dict[str, Any
             tell(process)
             sent = finish(process, WAIT_S)["sent"]
             wait("the last row", query, lambda: not arrivals.missing(sent))
-    finally:
-        process.kill()
-        process.wait()
     return {"broker": lab.version, "sent": sent, "missing": arrivals.missing(sent), "twice": arrivals.twice()}
 
 

@@ -20,7 +20,7 @@ from lrq_ha.spark.options import parse_options
 from lrq_ha.spark.session import session
 from lrq_ha.spark.stream_reader import LrqStreamReader
 
-from .measure import WAIT_S, Figure, Row, finish, note, percentile, read, start, tell
+from .measure import WAIT_S, Figure, Row, finish, note, percentile, read, started, tell
 from .received import ReceiveQueue, transaction
 from .stream_query import durations, running, spark_and_driver_s, wait, wait_snapshot
 
@@ -71,25 +71,24 @@ def figures_of(broker: str, runs: list[dict[str, Any]]) -> list[Figure]:
 
 
 def _follow(broker: str, plan: Plan) -> dict[str, Any]:
-    with session() as spark, Lab({"east": 1, "west": 1}, broker=broker, sites={"east": ["west"], "west": []}) as lab:
-        process = start("entries", url=lab.nodes["e1"].door, site="west", rate=RATE)
-        try:
-            read(process)
-            wait_snapshot(lab, "w1")
-            with running(spark, [lab.nodes["w1"].door]) as (query, arrivals):
-                tell(process)
-                wait("a first row", query, lambda: arrivals.entries)
-                time.sleep(plan.warm_up_s)
-                load, began, cpu_s = os.getloadavg(), time.monotonic(), spark_and_driver_s(spark)
-                time.sleep(plan.seconds)
-                ended, cpu_s = time.monotonic(), spark_and_driver_s(spark) - cpu_s
-                tell(process)
-                told = finish(process, WAIT_S)
-                wait("the last row", query, lambda: not arrivals.missing(told["sent"]))
-                steps = durations(query)
-        finally:
-            process.kill()
-            process.wait()
+    with (
+        session() as spark,
+        Lab({"east": 1, "west": 1}, broker=broker, sites={"east": ["west"], "west": []}) as lab,
+        started("entries", url=lab.nodes["e1"].door, site="west", rate=RATE) as process,
+    ):
+        read(process)
+        wait_snapshot(lab, "w1")
+        with running(spark, [lab.nodes["w1"].door]) as (query, arrivals):
+            tell(process)
+            wait("a first row", query, lambda: arrivals.entries)
+            time.sleep(plan.warm_up_s)
+            load, began, cpu_s = os.getloadavg(), time.monotonic(), spark_and_driver_s(spark)
+            time.sleep(plan.seconds)
+            ended, cpu_s = time.monotonic(), spark_and_driver_s(spark) - cpu_s
+            tell(process)
+            told = finish(process, WAIT_S)
+            wait("the last row", query, lambda: not arrivals.missing(told["sent"]))
+            steps = durations(query)
     waited = sorted(1_000 * (came - due) for due, came, _ in arrivals.entries if began <= due < ended)
     batches = [rows for came, rows in arrivals.batches if began <= came < ended and rows]
     run = {

@@ -10,8 +10,6 @@ from __future__ import annotations
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from statistics import median
@@ -22,9 +20,8 @@ from pika.exceptions import AMQPError
 
 from lrq_ha.errors import LrqError
 from lrq_ha.lab import Lab
-from lrq_ha.lab.files import python_environment
 
-from .measure import WAIT_S, Figure, Row, declare, note, until
+from .measure import WAIT_S, Figure, Row, declare, note, run_command, until
 
 LEASE_TTL_S = 5.0
 RETRY_S = 0.2
@@ -40,10 +37,7 @@ def _terminate(lab: Lab, primary: str) -> None:
 
 
 def _switch_over(lab: Lab, _primary: str) -> None:
-    command = [sys.executable, "-m", "lrq_ha.cli.main", "switchover", "--dir", str(lab.directory)]
-    done = subprocess.run(command, capture_output=True, text=True, env=python_environment(), timeout=WAIT_S)
-    if done.returncode:
-        raise LrqError(f"lrq-ha switchover failed: {done.stderr.strip()}")
+    run_command(lab, "switchover")
 
 
 def _start(lab: Lab, primary: str) -> None:
