@@ -25,6 +25,12 @@ def split(url: str) -> SplitResult:
     return parts
 
 
+def endpoint(url: str) -> tuple[str, int]:
+    """Host and port of a valid AMQP URL; `localhost` and AMQP's own port if it names none."""
+    parts = split(url)
+    return parts.hostname or "localhost", parts.port or (5671 if parts.scheme == "amqps" else 5672)
+
+
 def with_user(url: str, user: str, password: str) -> str:
     """A valid URL without a user, with this one."""
     parts = split(url)

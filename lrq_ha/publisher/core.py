@@ -304,5 +304,5 @@ def address(url: str, vhost: str = "/") -> str:
         if fault == urls.NOT_AMQP:
             todo = f"Give amqp://user:password@host:port or amqps://…; {urls.PASSWORD_RULE}"
         raise InvalidArgument(f"An address in nodes {fault}", todo=todo)
-    parts = urls.split(url)
-    return f"{parts.hostname or 'localhost'}:{parts.port or (5671 if parts.scheme == 'amqps' else 5672)}"
+    host, port = urls.endpoint(url)
+    return f"{host}:{port}"

@@ -88,7 +88,7 @@ def check(spark: SparkSession, nodes: str, *, tasks: int | None = None, **access
         OptionError: An option is unknown, or an address is malformed.
     """
     options = known_options({"nodes": nodes, **access}, ALLOWED, {})
-    places = [_place(url) for url in parse_access(options, ROUTING_VHOST).nodes]
+    places = [(*urls.endpoint(url), url) for url in parse_access(options, ROUTING_VHOST).nodes]
     here = Look(**look(places, options, 0, 0))
     with _by_value():
         count = tasks or _count_cores(spark)
@@ -215,8 +215,3 @@ def _packages(one: Look, here: Look) -> str:
 
 def _other(number: str, wanted: str | None) -> str:
     return "" if number == wanted else f" (here: {wanted or 'missing'})"
-
-
-def _place(url: str) -> Place:
-    parts = urls.split(url)
-    return parts.hostname or "", parts.port or (5671 if parts.scheme == "amqps" else 5672), url
