@@ -3,16 +3,17 @@
 Rules:
 
 - A row is a payload. A transaction without payloads is one row with a null payload.
-- Values go into a batch column by column, without a Python object per row where Arrow has the operation.
+- No value becomes a Python object: `ptars` parses the bodies of messages into Arrow arrays, and Arrow's functions make the columns of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from itertools import pairwise
+from math import ceil
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from ptars import HandlerPool
 from pyspark.sql.types import BinaryType, BooleanType, DataType, IntegerType, LongType, StringType, StructField, StructType, TimestampType
 
 from lrq_ha.proto import lrq_pb2 as pb
@@ -21,8 +22,9 @@ from lrq_ha.spark.options import ReadOptions
 from lrq_ha.spark.ranges import Taken
 
 ROWS_MAX = 10_000  # per Arrow batch
-PAYLOAD_BYTES_MAX = 16 << 20  # per Arrow batch, give or take one payload
+BYTES_MAX = 4 << 20  # of the messages that are parsed at once, if they are several
 
+_BATCHES = HandlerPool([pb.DESCRIPTOR]).get_for_message(pb.ReceivedBatch.DESCRIPTOR)
 _TYPE_NAMES = {value.number: value.name for value in pb.ReplicationType.DESCRIPTOR.values}
 #: Of each column, its type in Spark and in Arrow.
 _KINDS: dict[str, tuple[DataType, pa.DataType]] = {
@@ -53,14 +55,11 @@ def arrow_schema(options: ReadOptions) -> pa.Schema:
 
 
 class Rows:
-    """Transactions of one queue on their way into one Arrow batch.
+    """Transactions of one queue on their way into Arrow batches.
 
     Args:
         queue: Name of the queue.
         columns: The schema of the batches.
-
-    Attributes:
-        count: Rows that wait.
     """
 
     def __init__(self, queue: str, columns: pa.Schema) -> None:
@@ -69,105 +68,127 @@ class Rows:
         self._clear()
 
     def _clear(self) -> None:
-        self._origins: list[tuple[str, str, int]] = []  # source, client_name, rows
-        self._transactions: list[pb.ReceivedTransaction] = []
-        self._restarts: set[int] = set()  # their places among the transactions
-        self._counts: list[int] = []  # rows per transaction
-        self._bytes = self.count = 0
+        self._bodies: list[bytes] = []
+        self._restarts: list[int] = []  # the bodies with whose first transaction the chain restarts
+        self._transactions = self._bytes = 0
 
     def add(self, batch: pb.ReceivedBatch, taken: Taken) -> Iterator[pa.RecordBatch]:
         """Adds the transactions that were taken of `batch`. Returns the batches that were full without it."""
-        transactions = list(taken.transactions)
-        counts = [len(transaction.payloads) or 1 for transaction in transactions]
-        rows, size = sum(counts), batch.ByteSize()
-        if self.count + rows > ROWS_MAX or self._bytes + size > PAYLOAD_BYTES_MAX:
+        count = len(taken.transactions)
+        if count < len(batch.transactions):
+            batch = pb.ReceivedBatch(source=batch.source, client_name=batch.client_name, transactions=taken.transactions)
+        body = batch.SerializeToString()
+        if self._transactions + count > ROWS_MAX or self._bytes + len(body) > BYTES_MAX:
             yield from self.flush()
         if taken.restart:
-            self._restarts.add(len(self._transactions))
-        self._transactions += transactions
-        self._counts += counts
-        self._origins.append((batch.source, batch.client_name, rows))
-        self._bytes += size
-        self.count += rows
+            self._restarts.append(len(self._bodies))
+        self._bodies.append(body)
+        self._transactions += count
+        self._bytes += len(body)
 
     def flush(self) -> Iterator[pa.RecordBatch]:
-        """What waits, in batches of bounded size."""
-        if not self.count:
+        """The rows that wait, in batches of bounded size: of few transactions with many payloads, or of one large message, there are several."""
+        if not self._bodies:
             return
-        whole = pa.RecordBatch.from_arrays([_BUILD[field.name](self).cast(field.type) for field in self._schema], schema=self._schema)
-        bounds = self._bounds()
+        parsed = _Parsed(self._queue, self._bodies, self._restarts)
+        batch = pa.RecordBatch.from_arrays([_BUILD[field.name](parsed).cast(field.type) for field in self._schema], schema=self._schema)
+        length = ceil(parsed.rows / max(ceil(parsed.rows / ROWS_MAX), ceil(self._bytes / BYTES_MAX)))
         self._clear()
-        yield from (whole.slice(start, end - start) for start, end in pairwise(bounds))
+        yield from (batch.slice(start, length) for start in range(0, parsed.rows, length))
 
-    def _bounds(self) -> list[int]:
-        """The rows at which batches begin, and the number of rows. Only one message that is larger than a batch is cut."""
-        if self.count <= ROWS_MAX and self._bytes <= PAYLOAD_BYTES_MAX:
-            return [0, self.count]
-        bounds, rows, size = [0], 0, 0
-        for number, payload in enumerate(payload for one in self._transactions for payload in one.payloads or (b"",)):
-            if rows >= ROWS_MAX or size >= PAYLOAD_BYTES_MAX:
-                bounds.append(number)
-                rows = size = 0
-            rows += 1
-            size += len(payload)
-        return [*bounds, self.count]
 
-    def _payload(self) -> pa.Array:
-        if len(self._transactions) == self.count:
-            return pa.array([payloads[0] if (payloads := one.payloads) else None for one in self._transactions], pa.binary())
-        return pa.array([payload for one in self._transactions for payload in one.payloads or (None,)], pa.binary())
+class _Parsed:
+    """The bodies of messages as arrays, with one value for each transaction or for each row.
 
-    def _repeated(self, values: pa.Array) -> pa.Array:
+    Attributes:
+        queue: Name of the queue.
+        rows: Number of rows.
+        payload: Of each row.
+    """
+
+    def __init__(self, queue: str, bodies: list[bytes], restarts: list[int]) -> None:
+        self.queue = queue
+        self._restarts = restarts
+        self._messages = _BATCHES.list_to_record_batch(bodies)
+        self._lists = self._messages["transactions"]
+        self._transactions = self._lists.flatten()
+        payloads = self._transactions.field("payloads").cast(pa.list_(pa.binary()))
+        empty = pc.equal(payloads.value_lengths(), 0)
+        if pc.any(empty).as_py():
+            payloads = pc.if_else(empty, pa.scalar([None], payloads.type), payloads)
+        self.payload = payloads.flatten()
+        self.rows = len(self.payload)
+        self._first_rows = payloads.offsets
+        self._parents = payloads.value_parent_indices()  # the transaction of each row
+
+    def _per_row(self, values: pa.Array) -> pa.Array:
         """A value per transaction -> a value per row."""
-        if len(self._transactions) == self.count:
-            return values
-        places = [place for place, count in enumerate(self._counts) for _ in range(count)]
-        return values.take(pa.array(places, pa.int32()))
+        return values if self.rows == len(values) else values.take(self._parents)
 
-    def _named(self) -> pa.Array:
-        return pa.array([transaction.replication_id or None for transaction in self._transactions], pa.string())
+    def number(self, name: str) -> pa.Array:
+        """The epoch or sequence of each row's transaction."""
+        return self._per_row(self._transactions.field("position").field(name))
 
-    def _index(self) -> pa.Array:
-        if len(self._transactions) == self.count:
-            return pa.repeat(pa.scalar(0, pa.int32()), self.count)
-        return pa.array([number for count in self._counts for number in range(count)], pa.int32())
+    def text(self, name: str) -> pa.Array:
+        """A field of each row's transaction; an empty text is null."""
+        return self._per_row(_null_where(pc.equal(self._transactions.field(name), ""), self._transactions.field(name)))
 
-    def _replication_id(self) -> pa.Array:
-        return pc.binary_join_element_wise(self._repeated(self._named()), self._index().cast(pa.string()), ".")
+    def origin(self, name: str) -> pa.Array:
+        """A field of each row's message."""
+        values = self._messages[name]
+        if len(values.unique()) == 1:
+            return pa.repeat(values[0], self.rows)
+        return self._per_row(values.take(self._lists.value_parent_indices()))
 
-    def _origin(self, part: int) -> pa.Array:
-        values = {origin[part] for origin in self._origins}
-        if len(values) == 1:
-            return pa.repeat(pa.scalar(values.pop(), pa.string()), self.count)
-        return pa.array([origin[part] for origin in self._origins for _ in range(origin[2])], pa.string())
+    def index(self) -> pa.Array:
+        """The number of each row's payload in its transaction."""
+        if self.rows == len(self._transactions):
+            return pa.repeat(0, self.rows)
+        return pc.subtract(_count_up(self.rows), self._first_rows.take(self._parents))
 
-    def _type(self) -> pa.Array:
-        kinds = [transaction.type for transaction in self._transactions]
-        if len(set(kinds)) == 1:
-            return pa.repeat(pa.scalar(_TYPE_NAMES.get(kinds[0], str(kinds[0])), pa.string()), self.count)
-        return self._repeated(pa.array([_TYPE_NAMES.get(kind, str(kind)) for kind in kinds], pa.string()))
+    def replication_id(self) -> pa.Array:
+        """The transaction and the index."""
+        return pc.binary_join_element_wise(self.text("replication_id"), self.index().cast(pa.string()), ".")
 
-    def _timestamp(self) -> pa.Array:
-        times = [transaction.timestamp_us for transaction in self._transactions]
-        return self._repeated(pa.array([time if 0 < time <= TIMESTAMP_US_MAX else None for time in times], pa.int64()))
+    def type(self) -> pa.Array:
+        """The name of each row's type; its number, if a newer version wrote it."""
+        kinds = self._transactions.field("type")
+        known = kinds.unique()
+        names = pa.array([_TYPE_NAMES.get(kind, str(kind)) for kind in known.to_pylist()], pa.string())
+        return self._per_row(names.take(pc.index_in(kinds, known)))
 
-    def _restart(self) -> pa.Array:
-        return self._repeated(pa.array([number in self._restarts for number in range(len(self._transactions))], pa.bool_()))
+    def timestamp(self) -> pa.Array:
+        """In microseconds; null without one, or with one that no calendar has."""
+        times = self._transactions.field("timestamp_us").view(pa.int64())  # those above 2 ** 63 become negative
+        return self._per_row(_null_where(pc.or_(pc.less_equal(times, 0), pc.greater(times, TIMESTAMP_US_MAX)), times))
+
+    def restart(self) -> pa.Array:
+        """Whether the chain restarts with the row's transaction."""
+        first = self._lists.offsets.take(pa.array(self._restarts, pa.int32()))
+        return self._per_row(pc.is_in(_count_up(len(self._transactions)), first.cast(pa.int64())))
 
 
-_BUILD: dict[str, Callable[[Rows], pa.Array]] = {
-    "queue": lambda rows: pa.repeat(pa.scalar(rows._queue, pa.string()), rows.count),
-    "source": lambda rows: rows._origin(0),
-    "client_name": lambda rows: rows._origin(1),
-    "type": Rows._type,
-    "epoch": lambda rows: rows._repeated(pa.array([one.position.epoch for one in rows._transactions], pa.int64())),
-    "sequence": lambda rows: rows._repeated(pa.array([one.position.sequence for one in rows._transactions], pa.int64())),
-    "transaction": lambda rows: rows._repeated(rows._named()),
-    "index": Rows._index,
-    "replication_id": Rows._replication_id,
-    "timestamp": Rows._timestamp,
-    "payload": Rows._payload,
-    "request_id": lambda rows: rows._repeated(pa.array([one.request_id or None for one in rows._transactions], pa.string())),
-    "restart": Rows._restart,
+def _null_where(mask: pa.Array, values: pa.Array) -> pa.Array:
+    return pc.if_else(mask, pa.scalar(None, values.type), values)
+
+
+def _count_up(length: int) -> pa.Array:
+    """0, 1, …"""
+    return pc.subtract(pc.cumulative_sum(pa.repeat(1, length)), 1)
+
+
+_BUILD: dict[str, Callable[[_Parsed], pa.Array]] = {
+    "queue": lambda parsed: pa.repeat(parsed.queue, parsed.rows),
+    "source": lambda parsed: parsed.origin("source"),
+    "client_name": lambda parsed: parsed.origin("client_name"),
+    "type": _Parsed.type,
+    "epoch": lambda parsed: parsed.number("epoch"),
+    "sequence": lambda parsed: parsed.number("sequence"),
+    "transaction": lambda parsed: parsed.text("replication_id"),
+    "index": _Parsed.index,
+    "replication_id": _Parsed.replication_id,
+    "timestamp": _Parsed.timestamp,
+    "payload": lambda parsed: parsed.payload,
+    "request_id": lambda parsed: parsed.text("request_id"),
+    "restart": _Parsed.restart,
 }
-

@@ -33,7 +33,7 @@ from lrq_ha.routing.names import ROUTING_VHOST
 from lrq_ha.spark.access import ALLOWED, parse_access
 from lrq_ha.spark.options import known_options
 
-PACKAGES = ("lrq-ha", "pyspark", "pyarrow", "pika", "protobuf", "pydantic", "pyroaring")
+PACKAGES = ("lrq-ha", "pyspark", "pyarrow", "ptars", "pika", "protobuf", "pydantic", "pyroaring")
 CONNECTION_NAME = "lrq-ha spark check"
 TIMEOUT_S = 5.0
 HOLD_S = 1.0  # so that no executor is done before another one has its task

@@ -77,7 +77,6 @@ class Selection:
 
     def __init__(self, part: Range, stream: Stream, *, strict: bool) -> None:
         self._range = part
-        self._is_whole = (part.least, part.most) == (0, SEQUENCE_MAX)
         self._stream = stream
         self._strict = strict
         self.greatest = part.after
@@ -103,8 +102,10 @@ class Selection:
             self._hole(f"Queue {part.queue} may lack what comes after {self.greatest}: {left}")
         self._offset = message.offset
         transactions, starts = message.batch.transactions, message.previous == START
-        if self._is_whole and message.first > self.greatest and (ceiling is None or message.last <= ceiling):
-            self.greatest = message.last
+        first, last = message.first, message.last
+        is_wanted = part.least <= first.sequence and last.sequence <= part.most and first.epoch == last.epoch  # in an epoch, sequences grow
+        if is_wanted and first > self.greatest and (ceiling is None or last <= ceiling):
+            self.greatest = last
             return Taken(transactions, starts)
         taken, numbers = [], []
         for number, transaction in enumerate(transactions):
