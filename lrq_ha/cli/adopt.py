@@ -38,12 +38,12 @@ from broker_plugin.amqp.requeue import in_steps, requeue_is_free
 from broker_plugin.log.definitions import ALONE
 from broker_plugin.log.stamps import position
 from lrq_ha.errors import LrqError
+from lrq_ha.overview.text import one_line
 from lrq_ha.replication import levels
 from lrq_ha.replication.levels import Level
 from lrq_ha.routing.names import ROUTING_VHOST
 
 from . import door_options
-from .text import one_line
 
 WINDOW_MESSAGES = 200
 #: Adopted messages that one more reader may hold; a connection has some two thousand channels.

@@ -9,12 +9,14 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from lrq_ha.errors import LrqError, MalformedInput
+from lrq_ha.overview.asking import Report, ask_all
+from lrq_ha.overview.nodes import primary_of
+from lrq_ha.overview.text import one_line
 from lrq_ha.replication.roles import Role
 from lrq_ha.sidecar.http.probes import DEFAULT_LIMIT, Limit, parse_limit
 
 from .commands import add_group, find_group
-from .list_nodes import Report, add_command, ask_all, find_targets, primary_of
-from .text import one_line
+from .list_nodes import add_command, find_targets
 
 OK, WARNING, CRITICAL, UNKNOWN = range(4)
 _WORDS = ("OK", "WARNING", "CRITICAL", "UNKNOWN")

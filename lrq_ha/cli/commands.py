@@ -12,11 +12,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from lrq_ha.errors import LrqError
+from lrq_ha.overview.asking import Report, Target, ask_all
+from lrq_ha.overview.nodes import primary_of
 from lrq_ha.replication.roles import Role
 from lrq_ha.replication.settings import id_of_unnamed
 
 from .definitions import compare_logins
-from .list_nodes import Asking, Report, Target, add_command, ask_all, find_targets, named, primary_of, say_if_several, tell
+from .list_nodes import Asking, add_command, find_targets, named, say_if_several, tell
 
 #: A renewal takes as long as the queues are deep.
 RENEWING_S = 3_600.0

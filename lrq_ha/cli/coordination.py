@@ -14,11 +14,13 @@ import asyncio
 from pathlib import Path
 
 from lrq_ha.errors import LrqError
+from lrq_ha.overview.asking import Report, ask_all
+from lrq_ha.overview.nodes import primary_of
 from lrq_ha.sidecar import config as configuration
 from lrq_ha.sidecar.coordination import open_register
 
 from .commands import add_group, find_group
-from .list_nodes import Report, add_command, ask_all, find_targets, primary_of, tell
+from .list_nodes import add_command, find_targets, tell
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from lrq_ha.errors import LrqError
+from lrq_ha.overview.asking import Target
+from lrq_ha.overview.text import name_some, one_line
 
-from .list_nodes import Target, add_command, fetch, find_targets, named, tell
-from .text import name_some, one_line
+from .list_nodes import add_command, fetch, find_targets, named, tell
 
 TAKING_S = 600.0
 

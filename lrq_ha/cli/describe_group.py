@@ -12,12 +12,14 @@ from urllib.parse import quote, urlsplit
 
 from lrq_ha import __version__
 from lrq_ha.errors import LrqError
+from lrq_ha.overview.asking import Report, ask_all
+from lrq_ha.overview.nodes import primary_of
+from lrq_ha.overview.text import align_table, format_cell, one_line
 from lrq_ha.replication.positions import epoch_name
 from lrq_ha.sidecar import config as configuration
 
 from .commands import add_group, find_group
-from .list_nodes import Report, add_command, ask_all, find_targets, named, primary_of
-from .text import align_table, format_cell, one_line
+from .list_nodes import add_command, find_targets, named
 
 _HEADINGS = ("NODE", "LRQ-HA", "RABBITMQ")
 _WILDCARDS = frozenset({"0.0.0.0", "::"})
@@ -60,7 +62,7 @@ def _version(args: argparse.Namespace) -> int:
         )
         for report in reports
     ]
-    print("\n".join([f"this command: lrq-ha {__version__}", *align_table(_HEADINGS, rows, ())]))
+    print("\n".join([f"this command: lrq-ha {__version__}", *align_table(_HEADINGS, rows)]))
     return 1 if all(report.failure for report in reports) else 0
 
 

@@ -14,11 +14,11 @@ from datetime import UTC, datetime, timedelta
 from enum import Enum
 from typing import Any
 
+from lrq_ha.overview.text import one_line
 from lrq_ha.replication.positions import Position, epoch_name
 from lrq_ha.routing.chain import TIMESTAMP_US_MAX
 
 from .queue_entry import Entry, Payload
-from .text import one_line
 
 _1970 = datetime(1970, 1, 1, tzinfo=UTC)
 _SEQUENCE_CHARS = 8

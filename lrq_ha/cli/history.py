@@ -7,26 +7,15 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-from collections.abc import Mapping
-from typing import Any
 
 from lrq_ha.errors import LrqError
-from lrq_ha.replication.register import Why
+from lrq_ha.overview.history import history_table
+from lrq_ha.overview.text import align_table
 from lrq_ha.sidecar import config as configuration
 from lrq_ha.sidecar.coordination import open_register
 
 from .commands import add_group, find_group
 from .list_nodes import WATCH_INTERVAL_S, add_command, find_targets
-from .text import align_table, format_cell
-
-_HEADINGS = ("SINCE", "EPOCH", "LEADER", "BEFORE", "WHY", "LOG END", "MS")
-WHY_TEXTS = {
-    Why.LEASE.value: "the lease of the leader before was gone",
-    Why.SWITCHOVER.value: "the leader before handed over",
-    Why.RESTART.value: "it started again",
-    Why.ALL.value: "all nodes answered",
-    Why.OPERATOR.value: "an operator promoted it",
-}
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -61,7 +50,8 @@ async def _show(config: configuration.Config, *, follow: bool) -> None:
     shown: list[str] = []
     try:
         while True:
-            lines = format_history(await register.read_history())
+            table = history_table(await register.read_history())
+            lines = align_table(table.headings, table.rows)
             # The recovery of an epoch is in its line once it is over. A line that was shown without it is shown again.
             print("".join(f"{line}\n" for line in lines if line not in shown), end="", flush=True)
             shown = lines
@@ -70,14 +60,3 @@ async def _show(config: configuration.Config, *, follow: bool) -> None:
             await asyncio.sleep(WATCH_INTERVAL_S)
     finally:
         await etcd.close()
-
-
-def format_history(told: list[dict[str, Any]]) -> list[str]:
-    """The lines of a table. `told`: as `Register.read_history` gives it."""
-    return align_table(_HEADINGS, [_row(each) for each in told], {"LOG END", "MS"})
-
-
-def _row(told: Mapping[str, Any]) -> list[str]:
-    why, steps = told.get("why"), told.get("steps") or {}
-    cells = (str(told.get("at"))[:19].replace("T", " "), told.get("epoch"), told.get("leader"), told.get("from"), WHY_TEXTS.get(str(why), why))
-    return [format_cell(cell) for cell in (*cells, told.get("end"), steps.get("all"))]

@@ -11,93 +11,40 @@ import http.client
 import json
 import os
 import shutil
-import ssl
 import sys
 import threading
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from datetime import datetime
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
 from broker_plugin.amqp.tls import client_files
-from lrq_ha.direct_http import NOT_HTTP, PLAIN, HttpAccess
+from lrq_ha.direct_http import PLAIN, HttpAccess
 from lrq_ha.errors import LrqError
+from lrq_ha.overview.asking import Report, Target, ask, ask_all, describe_failure
+from lrq_ha.overview.nodes import describe_coordination, describe_role, node_table, primaries_of, primary_of, values_of
+from lrq_ha.overview.sites import site_lines
+from lrq_ha.overview.text import align_table, one_line, wrap_remark
 from lrq_ha.replication.positions import epoch_name
-from lrq_ha.replication.roles import Role
 from lrq_ha.sidecar import config as configuration
 from lrq_ha.sidecar.http.tokens import read_tokens
 from lrq_ha.sidecar.tables import TlsTable
 
-from .list_sites import site_lines
-from .text import align_table, format_cell, format_size, one_line, wrap_remark
-
-STATUS_TIMEOUT_S = 2.0
 #: The time that background requests may cost a command.
 ASKING_TIMEOUT_S = 2.0
 #: A promotion waits for other nodes.
 COMMAND_TIMEOUT_S = 60.0
 WATCH_INTERVAL_S = 1.0
-ASKED_AT_ONCE_MAX = 16
 CONFIG_VARIABLE = "LRQ_HA_CONFIG"
 LAB_DIRECTORY = Path(".lab")
-NO_ANSWER = "no answer"
-
-_HEADINGS = ("NODE", "GROUP", "ROLE", "EPOCH", "IN SYNC", "LOG END", "LAG", "LAG S", "LOG LEFT")
-#: Columns of numbers, aligned to the right.
-_NUMBERS = frozenset({"LOG END", "LAG", "LAG S", "LOG LEFT"})
 
 _WHERE = f"""\
 The nodes are taken from --dir (a lab), --config (that node and its peers), the configuration named by the environment
 variable {CONFIG_VARIABLE}, or the lab in ./{LAB_DIRECTORY}, whichever comes first.
 """
-
-
-@dataclass(frozen=True)
-class Target:
-    """A node to query.
-
-    Attributes:
-        http: Base URL of its sidecar, without a slash at the end.
-        config: Its configuration; None: it is on another machine.
-        access: Token and TLS for requests to it.
-    """
-
-    name: str
-    group: str
-    http: str
-    config: Path | None = None
-    access: HttpAccess = field(default=PLAIN, compare=False)
-
-
-@dataclass(frozen=True)
-class Report:
-    """A node's status. `status` is empty if it did not answer; then `failure` names the attempt and its error."""
-
-    target: Target
-    status: dict[str, Any]
-    failure: str = ""
-
-    @property
-    def is_primary(self) -> bool:
-        return self.status.get("role") == Role.ACTIVE.value or bool(self.status.get("serving"))
-
-    def since(self) -> str:
-        """Time since which it has its role; empty if it gives none."""
-        found = self.status.get("since")
-        if isinstance(found, int | float):  # Unix time in seconds
-            found = datetime.fromtimestamp(found).isoformat(" ", "seconds")
-        return f"since {found}" if found else ""
-
-    def epoch(self) -> int:
-        """Its epoch; 0 if it names none."""
-        found = self.status.get("epoch")
-        return found if isinstance(found, int) else 0
 
 
 # ---- the list of nodes -----------------------------------------------------------------------------------------------
@@ -175,23 +122,6 @@ def named(name: str, targets: Sequence[Target]) -> Target:
 # ---- asking ----------------------------------------------------------------------------------------------------------
 
 
-def ask(target: Target) -> Report:
-    """One node's status; a node that does not answer within STATUS_TIMEOUT_S gives a report that says so."""
-    url = f"{target.http}/status"
-    try:
-        with target.access.open(url, timeout=STATUS_TIMEOUT_S) as answer:
-            status = json.load(answer)
-    except (OSError, ValueError, http.client.HTTPException) as error:
-        return Report(target, {}, f"tried {url}: {_reason(error, STATUS_TIMEOUT_S)}")
-    return Report(target, status) if isinstance(status, dict) else Report(target, {}, f"tried {url}: the answer is not a status")
-
-
-def ask_all(targets: Sequence[Target]) -> list[Report]:
-    """The status of every node, queried in parallel, in the order given."""
-    with ThreadPoolExecutor(min(len(targets), ASKED_AT_ONCE_MAX)) as pool:
-        return list(pool.map(ask, targets))
-
-
 class Asking:
     """Queries nodes in the background, from now on."""
 
@@ -214,17 +144,6 @@ class Asking:
         return [found[target] for target in self._targets if target in found and found[target].status]
 
 
-def _reason(error: Exception, limit_s: float) -> str:
-    inner = error.reason if isinstance(error, urllib.error.URLError) and isinstance(error.reason, Exception) else error
-    if isinstance(inner, TimeoutError):
-        return f"nothing within {limit_s:g} s"
-    if isinstance(inner, ssl.SSLCertVerificationError):
-        return f"its certificate is not trusted ({inner.verify_message}): name who signs it with --ca, or in [tls] of the configuration"
-    if isinstance(inner, http.client.HTTPException) and not isinstance(inner, OSError):
-        return NOT_HTTP
-    return str(getattr(inner, "strerror", None) or inner or type(inner).__name__).lower()
-
-
 def tell(target: Target, command: str, body: dict[str, Any], longer_s: float = 0.0) -> str:
     """Sends a command to a node and returns its answer. `longer_s`: seconds that it may take beyond the usual limit.
 
@@ -245,7 +164,7 @@ def tell(target: Target, command: str, body: dict[str, Any], longer_s: float = 0
             retriable=True,
         ) from error
     except (OSError, http.client.HTTPException) as error:
-        why = _reason(error, COMMAND_TIMEOUT_S + longer_s)
+        why = describe_failure(error, COMMAND_TIMEOUT_S + longer_s)
         raise LrqError(f"{target.name} does not answer (POST {url}: {why})", todo="Is its sidecar running?", retriable=True) from error
 
 
@@ -262,7 +181,7 @@ def fetch(target: Target, path: str) -> Any:
     except urllib.error.HTTPError as refusal:
         raise refused(target, refusal) from refusal
     except (OSError, ValueError, http.client.HTTPException) as error:
-        why = _reason(error, COMMAND_TIMEOUT_S)
+        why = describe_failure(error, COMMAND_TIMEOUT_S)
         raise LrqError(f"{target.name} does not answer (GET {url}: {why})", todo="Is its sidecar running?", retriable=True) from error
 
 
@@ -291,104 +210,34 @@ def as_text(reports: Sequence[Report], width: int | None) -> str:
         reports: The nodes' status.
         width: Columns that a line of a reason may have, unless one word is longer; None: each reason is one line.
     """
-    primaries = {report.target.group: primary_of(report.target.group, reports) for report in reports}
-    lines = align_table(_HEADINGS, [_row(report, primaries[report.target.group]) for report in reports], _NUMBERS)
-    names = [one_line(report.target.name) for report in reports]
-    name_width = max(map(len, (_HEADINGS[0], *names)))
-    reasons = [
-        line for report, name in zip(reports, names) if (why := _why(report)) for line in wrap_remark(name.ljust(name_width), why, width)
-    ]
-    sites = [line for group, primary in primaries.items() if primary for line in site_lines(group, primary.status, width)]
-    etcd = [line for group in primaries if (line := _etcd_line(group, reports))]
-    return "\n".join([*lines, *([""] if reasons else []), *reasons, *etcd, *sites])
-
-
-def _etcd_line(group: str, reports: Sequence[Report]) -> str:
-    """What etcd has of a group, by a node that etcd answers; empty with static coordination."""
-    told = [found for report in reports if report.target.group == group and (found := report.status.get("coordination"))]
-    answered = [found for found in told if found["etcd"] == "answers"]
-    if not told:
-        return ""
-    if not answered:
-        return f"{group}: etcd answers no node: no node takes an epoch, and no silent node is taken out of the set"
-    newest = max(answered, key=lambda found: int(found["version"]))
-    leader = f"{newest['leader']} has the lease" if newest["leader"] else "no node has the lease"
-    return one_line(f"{group}: etcd: {leader}; in the set: {', '.join(newest['set']) or 'no node'}")
-
-
-def _why(report: Report) -> str:
-    """The time since which a node has its role, and the reason; or the failed attempt."""
-    reason = str(report.status.get("reason") or "")
-    if report.status.get("paused") and "paused" not in reason:
-        reason += "; paused: takes no epoch by itself until lrq-ha resume"
-    etcd = report.status.get("coordination") or {}
-    if etcd.get("etcd", "answers") != "answers":
-        reason += f"; since {datetime.fromtimestamp(etcd['since']).isoformat(' ', 'seconds')}: {etcd['etcd']}"
-    return ": ".join(filter(None, (report.since(), reason))) or report.failure
-
-
-def primary_of(group: str, reports: Sequence[Report]) -> Report | None:
-    """The primary of a group: if several claim the role, the one with the highest epoch."""
-    return max(_primaries(group, reports), key=Report.epoch, default=None)
-
-
-def _primaries(group: str, reports: Sequence[Report]) -> list[Report]:
-    return [report for report in reports if report.target.group == group and report.is_primary]
+    table = node_table(reports)
+    name_width = max(len(table.headings[0]), *(len(one_line(row[0])) for row in table.rows))
+    reasons = [line for name, why in table.remarks for line in wrap_remark(one_line(name).ljust(name_width), why, width)]
+    groups = dict.fromkeys(report.target.group for report in reports)
+    sites = [line for group in groups if (primary := primary_of(group, reports)) for line in site_lines(group, primary.status, width)]
+    etcd = [line for group in groups if (line := describe_coordination(group, reports))]
+    return "\n".join([*align_table(table.headings, table.rows), *([""] if reasons else []), *reasons, *etcd, *sites])
 
 
 def say_if_several(reports: Sequence[Report]) -> None:
     """Names all nodes that claim to be primary, if there are several."""
     for group in dict.fromkeys(report.target.group for report in reports):
-        primaries = _primaries(group, reports)
+        primaries = primaries_of(group, reports)
         if len(primaries) > 1:
             said = ", ".join(f"{report.target.name} (epoch {epoch_name(report.epoch())})" for report in primaries)
             print(f"several nodes of group {group} say that they are primary: {said}; the highest epoch counts", file=sys.stderr)
 
 
-def _row(report: Report, primary: Report | None) -> tuple[str, ...]:
-    target, status = report.target, report.status
-    lag: dict[str, Any] = {}
-    in_sync = status.get("in_set")
-    if primary and primary is not report:
-        lag = (primary.status.get("peers") or {}).get(target.name) or {}
-        in_sync = target.name in (primary.status.get("members") or [])
-    return (
-        target.name,
-        target.group,
-        str(status.get("role", "?")) if status else NO_ANSWER,
-        _epoch(status.get("epoch")),
-        "-" if in_sync is None else "yes" if in_sync else "no",
-        *map(format_cell, (status.get("end"), lag.get("lag_entries"), lag.get("lag_seconds"))),
-        format_size(lag.get("log_bytes_left")),
-    )
-
-
-def _epoch(value: object) -> str:
-    return epoch_name(value) if isinstance(value, int) else format_cell(value)
-
-
 def as_json(reports: Sequence[Report]) -> str:
     """The nodes as one line of JSON: a list of {name, group, http, answers, failure, status}."""
-    return json.dumps(
-        [
-            {
-                "name": r.target.name,
-                "group": r.target.group,
-                "http": r.target.http,
-                "answers": not r.failure,
-                "failure": r.failure or None,
-                "status": r.status or None,
-            }
-            for r in reports
-        ]
-    )
+    return json.dumps(values_of(reports))
 
 
 def as_tsv(reports: Sequence[Report]) -> str:
     """The nodes as lines of cells with tabs between, below a line of headings; the last cell is the reason."""
-    primaries = {report.target.group: primary_of(report.target.group, reports) for report in reports}
-    rows = [(*_row(report, primaries[report.target.group]), _why(report)) for report in reports]
-    return "\n".join("\t".join(map(one_line, row)) for row in ((*_HEADINGS, "REASON"), *rows))
+    table = node_table(reports)
+    rows = [(*row, describe_role(report)) for row, report in zip(table.rows, reports)]
+    return "\n".join("\t".join(map(one_line, row)) for row in ((*table.headings, "REASON"), *rows))
 
 
 # ---- the commands ----------------------------------------------------------------------------------------------------

@@ -31,8 +31,8 @@ from lrq_ha.cli import (
     sidecar,
 )
 from lrq_ha.cli.doctor import command as doctor
-from lrq_ha.cli.text import one_line
 from lrq_ha.errors import LrqError
+from lrq_ha.overview.text import one_line
 
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130

@@ -20,6 +20,9 @@ import pika
 from broker_plugin.amqp.address import Address
 from lrq_ha import urls
 from lrq_ha.errors import LrqError, MalformedInput
+from lrq_ha.overview.asking import STATUS_TIMEOUT_S, Target, ask_all
+from lrq_ha.overview.nodes import primary_of
+from lrq_ha.overview.text import one_line
 from lrq_ha.routing.names import ROUTING_VHOST, SEND_LOG_ENTRIES, SEND_SNAP_SYNC, parse_recv_queue
 from lrq_ha.sidecar import config as configuration
 from lrq_ha.streams.errors import MissingQueue, NoNode, QueueRefused
@@ -28,10 +31,9 @@ from lrq_ha.streams.node_connection import NodeConnection, suit_readers
 from . import door_options
 from .commands import add_group, find_group
 from .entry_format import Form, as_json, as_text
-from .list_nodes import STATUS_TIMEOUT_S, Target, add_command, ask_all, find_targets, named, primary_of
+from .list_nodes import add_command, find_targets, named
 from .queue_entry import QUEUES, check_queue
 from .queue_scan import Scan, Wanted
-from .text import one_line
 
 COUNT_DEFAULT, COUNT_MAX = 10, 100_000
 SEQUENCE_MAX = 2**63 - 1

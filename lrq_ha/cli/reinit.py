@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from lrq_ha.errors import LrqError
+from lrq_ha.overview.asking import Target
 
-from .list_nodes import Target, add_command, find_targets, named, refused, tell
+from .list_nodes import add_command, find_targets, named, refused, tell
 
 READ_TIMEOUT_S = 60.0
 TAIL_MODE = 0o600  # it holds messages

@@ -31,12 +31,12 @@ from broker_plugin.amqp.address import Address
 from broker_plugin.amqp.connection import Channel, Connection
 from broker_plugin.log import stamps
 from lrq_ha.errors import LrqError, MalformedInput
+from lrq_ha.overview.text import one_line
 from lrq_ha.replication.deduplication import ReplicationId
 from lrq_ha.replication.positions import RangeSet
 from lrq_ha.routing.names import NUMBERS_MAX, numbers_queue
 
 from . import door_options
-from .text import one_line
 
 _WHICH_FILE = "Name a file that `lrq-ha reinit --export` made"
 WINDOW_MESSAGES = 1_000

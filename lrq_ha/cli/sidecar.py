@@ -9,10 +9,10 @@ import re
 import sys
 from pathlib import Path
 
+from lrq_ha.overview.text import one_line
 from lrq_ha.sidecar import config as configuration
 
 from .flood import LimitedHandler
-from .text import one_line
 
 log = logging.getLogger("lrq_ha.config")
 

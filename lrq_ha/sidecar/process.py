@@ -19,7 +19,9 @@ import uvloop
 from broker_plugin.amqp.errors import AuthenticationFailed
 from broker_plugin.door.server import Door
 from lrq_ha import __version__
+from lrq_ha.direct_http import HttpAccess
 from lrq_ha.errors import LrqError
+from lrq_ha.overview.asking import Report, Target
 from lrq_ha.replication.events import PauseRequest, PromoteRequest, RemoveRequest
 from lrq_ha.replication.settings import id_of_unnamed
 
@@ -27,6 +29,7 @@ from .certificates import Expiries
 from .config import Config
 from .coordination import Coordination
 from .counts import Counts
+from .http.group_watch import GroupWatch
 from .http.metrics import Metrics, Scrape
 from .http.server import HttpServer
 from .incarnation import Incarnation, Kept
@@ -60,6 +63,7 @@ class Process:
         self._coordination = Coordination(config) if config.coordination else None
         self._ids = {name: node for node, name in config.names.items()}
         self._expiries = Expiries(config.own_certificates)
+        self._group = GroupWatch(self._report, self._others)
         self._http = HttpServer(
             config.http.listen,
             self,
@@ -181,6 +185,25 @@ class Process:
             unfinished_bytes=self.door.unfinished.bytes,
             client_bytes=self.door.waiting_bytes,
         )
+
+    async def look_at_group(self) -> list[Report]:
+        """The status of each node of the group, this one first."""
+        return await self._group.look()
+
+    def _report(self) -> Report:
+        node, http = self.config.node, self.config.http
+        return Report(Target(node.name, node.group, f"http{'s' if http.tls else ''}://{http.listen}"), self.status())
+
+    def _others(self) -> list[Target]:
+        tls, group = self.config.client_tls, self.config.node.group
+        access = HttpAccess(tls=tls.context if tls else None)
+        return [Target(peer.name, group, peer.http.rstrip("/"), access=access) for peer in self.config.peers]
+
+    async def history(self) -> list[dict[str, Any]]:
+        """The leaders that etcd knows, the newest last."""
+        if self._coordination is None:
+            raise LrqError('the history of leaders is kept with replication.coordination = "etcd" only')
+        return await self._coordination.register.read_history()
 
     def refusal(self) -> str:
         """Why clients are not served now; empty if they are."""

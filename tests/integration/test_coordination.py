@@ -24,9 +24,9 @@ from test_faults import SETTLE_S
 from test_three_nodes import all_in_sync, equal
 from traffic import Load, Traffic
 
-from lrq_ha.cli.history import WHY_TEXTS
 from lrq_ha.lab import Lab, etcd
 from lrq_ha.lab.tools import find_tool
+from lrq_ha.overview.history import WHY_TEXTS
 from lrq_ha.replication.register import Why
 from lrq_ha.sidecar import config
 

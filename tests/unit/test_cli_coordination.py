@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from served_node import Node, serving
 
-from lrq_ha.cli.history import format_history
 from lrq_ha.cli.main import main
+from lrq_ha.overview.history import history_table
+from lrq_ha.overview.text import align_table
 from lrq_ha.replication.roles import Role
 
 ETCD = {"etcd": "answers", "leader": None, "set": ["e1"]}
@@ -82,7 +83,8 @@ def test_the_history_as_a_table() -> None:
         {"epoch": "2.2", "leader": "e2", "from": "e1", "at": "2026-03-07T23:41:50.001+00:00", "why": "lease", "end": 48113, "steps": {"all": 79}},
         {"epoch": "3.1", "leader": "e1", "from": "e2", "at": "2026-03-08T09:15:03.999+00:00", "why": "of a newer version", "end": 5},
     ]
-    assert format_history(told) == [
+    table = history_table(told)
+    assert align_table(table.headings, table.rows) == [
         "SINCE                EPOCH  LEADER  BEFORE  WHY                                      LOG END  MS",
         "2026-03-02 08:00:12  1.1    e1      -       -                                              -   -",
         "2026-03-07 23:41:50  2.2    e2      e1      the lease of the leader before was gone    48113  79",

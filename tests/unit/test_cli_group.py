@@ -28,7 +28,7 @@ Serve = Callable[..., Node]
 
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lrq_ha.cli.list_nodes.STATUS_TIMEOUT_S", TIMEOUT_S)
+    monkeypatch.setattr("lrq_ha.overview.asking.STATUS_TIMEOUT_S", TIMEOUT_S)
 
 
 @pytest.fixture

@@ -15,8 +15,9 @@ from served_node import TIMEOUT_S, Node, call, serving
 
 from lrq_ha.cli import list_nodes
 from lrq_ha.cli.main import main
-from lrq_ha.cli.text import format_size
 from lrq_ha.errors import LrqError
+from lrq_ha.overview import asking
+from lrq_ha.overview.text import format_size
 from lrq_ha.replication.roles import Role
 from lrq_ha.sidecar.http.commands import BODY_BYTES_MAX
 
@@ -24,7 +25,7 @@ from lrq_ha.sidecar.http.commands import BODY_BYTES_MAX
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A node that is there answers, also on a machine that stands still for a while; one that is not refuses at once."""
-    monkeypatch.setattr("lrq_ha.cli.list_nodes.STATUS_TIMEOUT_S", TIMEOUT_S)
+    monkeypatch.setattr("lrq_ha.overview.asking.STATUS_TIMEOUT_S", TIMEOUT_S)
 
 
 @pytest.fixture
@@ -421,7 +422,7 @@ def test_promote_does_not_wait_for_a_node_that_does_not_answer(
     with socket.create_server(("127.0.0.1", e1.port)):
         began = time.monotonic()
         assert main(["promote", "e2", "--down", "e1", *lab(tmp_path, e1, e2)]) == 0
-        assert time.monotonic() - began < list_nodes.STATUS_TIMEOUT_S
+        assert time.monotonic() - began < asking.STATUS_TIMEOUT_S
     assert capsys.readouterr().out == "done\n"
 
 

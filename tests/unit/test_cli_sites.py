@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from lrq_ha.cli import list_sites
-from lrq_ha.cli.list_nodes import Report, Target, as_text
-from lrq_ha.cli.list_sites import site_lines
+from lrq_ha.cli.list_nodes import as_text
+from lrq_ha.overview import sites
+from lrq_ha.overview.asking import Report, Target
+from lrq_ha.overview.sites import site_lines
 
 IN_STEP: dict[str, Any] = {"state": "in_log_entry_sync", "lag_entries": 0, "lag_seconds": 0.0, "bytes_left": 7 << 30, "snapshot": None, "problem": ""}
 AWAY: dict[str, Any] = IN_STEP | {
@@ -97,11 +98,11 @@ def test_names_cannot_write_to_the_terminal() -> None:
 
 
 def test_of_very_many_sessions_those_that_lack_most_are_shown() -> None:
-    clients = {f"c{number}": IN_STEP | {"lag_entries": number} for number in range(3 * list_sites.ROWS_MAX)}
+    clients = {f"c{number}": IN_STEP | {"lag_entries": number} for number in range(3 * sites.ROWS_MAX)}
     clients["c7"] = UNKNOWN
     lines = site_lines("east", {"sessions": {"west": {"connected": True, "clients": clients}}}, None)
     shown = lines[3:-2]
-    assert len(shown) == list_sites.ROWS_MAX
+    assert len(shown) == sites.ROWS_MAX
     assert shown[0].split()[:4] == ["west", "c7", "in_log_entry_sync", "-"]
     assert [int(line.split()[3]) for line in shown[1:]] == list(range(201, 300)), "in the order of the status"
     assert lines[-2:] == ["", "  ...  and 200 more: lrq-ha list --format json"]

@@ -9,10 +9,10 @@ from urllib.parse import urlsplit
 
 from broker_plugin.amqp import sasl
 from broker_plugin.log.streams import segment_bytes
+from lrq_ha.overview.text import format_size, name_some
 from lrq_ha.routing.names import LOG_PREFIX, ROUTING_VHOST
 from lrq_ha.sidecar.config import is_loopback
 
-from ..text import format_size, name_some
 from .check import Check, Finding, Level, fail, warn
 from .facts import Broker, BrokerApi, Facts, Unread
 from .version_changes import parse_version

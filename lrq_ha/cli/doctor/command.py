@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from lrq_ha.errors import LrqError
+from lrq_ha.overview.text import one_line
 from lrq_ha.sidecar import config as configuration
 
 from ..list_nodes import CONFIG_VARIABLE, targets_of, terminal_width
 from ..sidecar import redact
-from ..text import one_line
 from .broker_checks import BROKER_CHECKS
 from .check import Check, Checked, Finding, Level, run_checks
 from .facts import Facts

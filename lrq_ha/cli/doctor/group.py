@@ -16,10 +16,11 @@ from broker_plugin.amqp.errors import AmqpError, AuthenticationFailed
 from lrq_ha.coordination.etcd import Etcd
 from lrq_ha.coordination.register import Register
 from lrq_ha.errors import LrqError
+from lrq_ha.overview.asking import Report, Target, ask
 from lrq_ha.routing.names import ROUTING_VHOST
 from lrq_ha.sidecar.config import Config
 
-from ..list_nodes import Report, Target, ask, fetch
+from ..list_nodes import fetch
 from .broker import needed_vhosts, read_api, read_broker
 from .facts import EtcdMember, Facts, Node, Unread
 from .host import read_host

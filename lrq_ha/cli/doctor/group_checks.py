@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from lrq_ha.overview.text import name_some
 from lrq_ha.replication.roles import Role
 
 from ..definitions import compare_names
-from ..text import name_some
 from .check import Check, Finding, Level, fail, warn
 from .facts import BrokerApi, EtcdMember, Facts, Node, Unread
 from .version_changes import changes_between, parse_version

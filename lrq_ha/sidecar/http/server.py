@@ -1,6 +1,10 @@
 """The HTTP side of a sidecar: its status, for people, tools and load balancers, and the operator's commands.
 
     GET  /status   everything about this node, JSON; /patroni has it, too
+    GET  /cluster  all nodes of the group, as `overview.group.group_values` says: this node asks the others
+    GET  /history  the leaders of a group that etcd coordinates: {"leaders", "table"}; 503 without etcd
+    GET  /version  {"node", "software", "protocol", "python"}
+    GET  /ui       a page that shows /cluster and /history: see `pages`
     GET  /queues   names of the receive queues here, a JSON list; 503 where it may lack some: on a node that is not primary and no in-sync backup that
                    hears it
     GET  /levels   the queues that the log knows, each with its level: {"vhost", "queue", "level"}, a JSON list; 503 before the log is read
@@ -14,7 +18,7 @@
 
 Rules:
 
-- Every answer but /metrics is JSON. An unexpected error is a 500, and stands in the log.
+- Every answer but /metrics and the page is JSON. An unexpected error is a 500, and stands in the log.
 - The last line of a tail says that the tail is whole ("kind": "end"), or names the error ("error").
 - No web page can send a command: a command needs the content type application/json, which a page of another origin cannot send unasked, and no header
   Origin, which a page of this origin has (its name may have been made to lead here). A request with that header is answered 403.
@@ -26,18 +30,25 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import platform
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
 from aiohttp import hdrs, web
 
 from broker_plugin.amqp.tls import TlsError, TlsFiles
+from broker_plugin.log.codec import PROTOCOL
+from lrq_ha import __version__
 from lrq_ha.errors import LrqError, MalformedInput
+from lrq_ha.overview.group import group_values, table_values
+from lrq_ha.overview.history import history_table
 
 from . import probes
 from .commands import BODY_BYTES_MAX, COMMANDS, BadBody, answer, handle_command
 from .listener import Handler, HttpListener
 from .metrics import Metrics
+from .pages import page_handlers
 from .source import Source
 from .tokens import TokenFile
 
@@ -125,6 +136,11 @@ class HttpServer:
         for path in ("/status", "/patroni"):
             app.router.add_get(path, self._status)
         self._add_probes(app)
+        app.router.add_get("/cluster", self._cluster)
+        app.router.add_get("/history", self._history)
+        app.router.add_get("/version", self._version)
+        for path, handler in page_handlers().items():
+            app.router.add_get(path, handler)
         app.router.add_get("/queues", self._queues)
         app.router.add_get("/levels", self._levels)
         app.router.add_get("/definitions", self._definitions)
@@ -171,6 +187,19 @@ class HttpServer:
 
     async def _status(self, _: web.Request) -> web.Response:
         return web.json_response(self._source.status())
+
+    async def _cluster(self, _: web.Request) -> web.Response:
+        reports = await self._source.look_at_group()
+        own = reports[0]
+        return web.json_response({"node": own.target.name, "time": time.time()} | group_values(own.target.group, reports))
+
+    async def _history(self, _: web.Request) -> web.Response:
+        leaders = await self._source.history()
+        return web.json_response({"leaders": leaders, "table": table_values(history_table(leaders))})
+
+    async def _version(self, _: web.Request) -> web.Response:
+        node = self._source.status()["node"]
+        return web.json_response({"node": node, "software": __version__, "protocol": PROTOCOL, "python": platform.python_version()})
 
     async def _queues(self, _: web.Request) -> web.Response:
         return web.json_response(self._source.queues())

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Any, Protocol
 
+from lrq_ha.overview.asking import Report
+
 
 class Source(Protocol):
     """The provider of the answers. A refused command returns (False, why); an LrqError also means a refusal."""
@@ -12,6 +14,10 @@ class Source(Protocol):
     def status(self) -> dict[str, Any]: ...
 
     def refusal(self) -> str: ...
+
+    async def look_at_group(self) -> list[Report]: ...
+
+    async def history(self) -> list[dict[str, Any]]: ...
 
     def queues(self) -> list[str]: ...
 

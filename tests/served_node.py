@@ -14,6 +14,7 @@ from typing import Any
 import uvloop
 
 from lrq_ha.lab.ports import free_ports
+from lrq_ha.overview.asking import Report, Target, ask_all
 from lrq_ha.replication.roles import Role
 from lrq_ha.sidecar.http.server import HttpServer
 
@@ -40,6 +41,8 @@ class Node:
         self.coordination: dict[str, Any] | None = None
         self.vhosts, self.users = ["/"], {"app": ["management"]}
         self.differences: list[dict[str, str]] = []
+        self.others: list[Target] = []
+        self.leaders: list[dict[str, Any]] = []
 
     def status(self) -> dict[str, Any]:
         if self.error:
@@ -55,6 +58,14 @@ class Node:
 
     def refusal(self) -> str:
         return self.closed_because if self.status()["serving"] else "it is no primary"
+
+    async def look_at_group(self) -> list[Report]:
+        return [Report(Target(self.name, "east", self.url), self.status()), *await asyncio.to_thread(ask_all, self.others)]
+
+    async def history(self) -> list[dict[str, Any]]:
+        if self.error:
+            raise self.error
+        return self.leaders
 
     def queues(self) -> list[str]:
         return ["LRQ_Recv_orders_west"]

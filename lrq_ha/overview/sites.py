@@ -1,4 +1,4 @@
-"""The tables of `lrq-ha list` below the nodes: the sites to which a primary sends, the receive queues of its group, and their receivers. No I/O.
+"""The tables below that of the nodes: the sites to which a primary sends, the receive queues of its group, and their receivers. No I/O.
 
 Rules: they are made of the primary's status; a table without rows is left out. Of more than ROWS_MAX rows the sessions and receivers that lack
 most, and the queues with an open demand, are shown.
@@ -12,15 +12,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .text import align_table, format_cell, format_size, one_line, wrap_remark
+from .text import Table, align_table, format_cell, format_size, one_line, wrap_remark
 
 ROWS_MAX = 100
 
 _SITE_HEADINGS = ("SITE", "CLIENT", "STATE", "LAG", "LAG S", "LEFT")
 _QUEUE_HEADINGS = ("SOURCE", "CLIENT", "LAST", "AGE S", "SNAPSHOT", "DEMAND")
 _RECEIVER_HEADINGS = ("RECEIVER", "SOURCE", "CLIENT", "PHASE", "LAG")
-#: Columns of numbers, aligned to the right.
-_NUMBERS = frozenset({"LAG", "LAG S", "LEFT", "LAST", "AGE S"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,34 +37,39 @@ class Row:
 
 
 def site_lines(group: str, status: Mapping[str, Any], width: int | None) -> list[str]:
-    """The tables of a group, each with an empty line and a title before it.
+    """The tables of a group as lines, each with an empty line and a title before it. `width`: see `wrap_remark`."""
+    lines: list[str] = []
+    for table in site_tables(group, status):
+        remarks = (line for about, text in table.remarks for line in wrap_remark(one_line(about), text, width))
+        lines += ["", one_line(table.title), *align_table(table.headings, table.rows), *([""] if table.remarks else []), *remarks]
+    return lines
+
+
+def site_tables(group: str, status: Mapping[str, Any]) -> list[Table]:
+    """The tables of a group that have rows.
 
     Args:
         group: The group's name.
         status: Of its primary.
-        width: See `wrap_remark`.
     """
     sites: Mapping[str, Any] = status.get("sessions") or {}
     queues: Mapping[str, Any] = status.get("receiving") or {}
     links = [(name, str(site.get("problem") or "no link")) for name, site in sites.items() if not site.get("connected")]
-    return [
-        *_table(f"sites to which {group} sends:", _SITE_HEADINGS, list(_site_rows(sites)), links, width),
-        *_table(f"receive queues of {group}:", _QUEUE_HEADINGS, [_queue_row(queue) for queue in queues.values()], [], width),
-        *_table(f"receivers at {group}:", _RECEIVER_HEADINGS, list(_receiver_rows(queues)), [], width),
+    tables = [
+        _table(f"sites to which {group} sends:", _SITE_HEADINGS, list(_site_rows(sites)), links),
+        _table(f"receive queues of {group}:", _QUEUE_HEADINGS, [_queue_row(queue) for queue in queues.values()], []),
+        _table(f"receivers at {group}:", _RECEIVER_HEADINGS, list(_receiver_rows(queues)), []),
     ]
+    return [table for table in tables if table.rows]
 
 
-def _table(title: str, headings: Sequence[str], rows: Sequence[Row], remarks: Sequence[tuple[str, str]], width: int | None) -> list[str]:
-    """A table with its title, and the texts below it. `remarks`: what each is about, and the text."""
-    if not rows:
-        return []
+def _table(title: str, headings: Sequence[str], rows: Sequence[Row], remarks: Sequence[tuple[str, str]]) -> Table:
     numbers = sorted(heapq.nlargest(ROWS_MAX, range(len(rows)), key=lambda number: rows[number].weight))
     shown = [rows[number] for number in numbers]
     about = [*remarks, *(("  ".join(row.cells[:2]), row.remark) for row in shown if row.remark)]
     if len(shown) < len(rows):
         about.append(("...", f"and {len(rows) - len(shown)} more: lrq-ha list --format json"))
-    lines = ["", one_line(title), *align_table(headings, [row.cells for row in shown], _NUMBERS)]
-    return [*lines, *([""] if about else []), *(line for head, text in about for line in wrap_remark(one_line(head), text, width))]
+    return Table(title, headings, [row.cells for row in shown], about)
 
 
 def _site_rows(sites: Mapping[str, Any]) -> Iterator[Row]:

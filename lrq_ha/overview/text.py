@@ -6,7 +6,8 @@ Rule: text that may hold a client's name goes through `one_line`.
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
+from typing import NamedTuple
 
 NAMED_MAX = 5
 _KIB, _UNITS = 1024, ("KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
@@ -15,17 +16,30 @@ _CONTINUED = " " * 6  # before the further lines of a text
 _CONTROLS = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0))} | {code: f"\\u{code:04x}" for code in (0x2028, 0x2029)}
 
 
+#: Headings of numbers, which are aligned to the right.
+NUMBERS = frozenset({"AGE S", "LAG", "LAG S", "LAST", "LEFT", "LOG END", "LOG LEFT", "MS"})
+
+
+class Table(NamedTuple):
+    """A table for people. `rows`: as many cells as there are headings; `remarks`: the subject of each, and the text."""
+
+    title: str
+    headings: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    remarks: Sequence[tuple[str, str]] = ()
+
+
 def one_line(text: str) -> str:
     """The text with control characters, and code points that are no characters, escaped."""
     return text.translate(_CONTROLS).encode("utf-8", "backslashreplace").decode()
 
 
-def align_table(headings: Sequence[str], rows: Sequence[Sequence[str]], numbers: Collection[str]) -> list[str]:
-    """The lines of a table. `numbers`: the columns that are aligned to the right."""
+def align_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """The lines of a table."""
     cells = [headings, *([one_line(cell) for cell in row] for row in rows)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(headings))]
     return [
-        "  ".join(cell.rjust(width) if heading in numbers else cell.ljust(width) for heading, cell, width in zip(headings, row, widths)).rstrip()
+        "  ".join(cell.rjust(width) if heading in NUMBERS else cell.ljust(width) for heading, cell, width in zip(headings, row, widths)).rstrip()
         for row in cells
     ]
 
