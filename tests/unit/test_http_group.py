@@ -104,7 +104,7 @@ def test_the_page_needs_nothing_from_elsewhere(serve: Callable[..., Node]) -> No
     assert headers["content-type"] == "text/html; charset=utf-8"
     assert headers["content-security-policy"].startswith("default-src 'self';")
     page = Page(text)
-    assert sorted(page.loads) == ["/ui/page.css", "/ui/page.js"]
+    assert sorted(page.loads) == ["/ui/icon.svg", "/ui/page.css", "/ui/page.js"]
     assert page.inline == []
     headers, script = fetch(f"{node.url}/ui/page.js")
     assert headers["content-type"] == "text/javascript; charset=utf-8"

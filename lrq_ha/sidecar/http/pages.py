@@ -14,7 +14,12 @@ from aiohttp import web
 
 from .listener import Handler
 
-_FILES = {"/ui": ("page.html", "text/html"), "/ui/page.js": ("page.js", "text/javascript"), "/ui/page.css": ("page.css", "text/css")}
+_FILES = {
+    "/ui": ("page.html", "text/html"),
+    "/ui/page.js": ("page.js", "text/javascript"),
+    "/ui/page.css": ("page.css", "text/css"),
+    "/ui/icon.svg": ("icon.svg", "image/svg+xml"),
+}
 _HEADERS = {
     "Content-Security-Policy": "default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
     "X-Content-Type-Options": "nosniff",
