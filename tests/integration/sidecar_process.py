@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Self
 from urllib.parse import urlsplit
@@ -28,7 +28,8 @@ class Sidecar:
 
     def __init__(self, lab: Lab, folder: Path, group: str, *, node: int = 1, name: str = "", beside: str = "e1",
                  edit: Callable[[str], str] = lambda text: text, more: str = "", level: str = "info",
-                 handshake_timeout_s: float = PATIENT_DOOR["handshake_timeout_s"], **given: str) -> None:
+                 handshake_timeout_s: float = PATIENT_DOOR["handshake_timeout_s"], environment: Mapping[str, str] | None = None,
+                 **given: str) -> None:
         ports = free_ports()
         self.name = name or f"n{node}"
         admin = given.get("broker", lab.nodes[beside].admin)
@@ -49,6 +50,7 @@ handshake_timeout_s = {handshake_timeout_s}
 listen = "{self.http}"
 {more}"""))
         self._level = level
+        self._environment = dict(environment or {})
         self.log = self.config.with_suffix(".log")
         self._secrets = [str(urlsplit(url).password) for n in lab.nodes.values() for url in (n.admin, n.door)] + [WRONG_PASSWORD]
         self._statuses: list[str] = []
@@ -56,7 +58,7 @@ listen = "{self.http}"
     def __enter__(self) -> Self:
         with self.log.open("wb") as log:
             command = [sys.executable, "-m", "lrq_ha.cli.main", "sidecar", "--config", str(self.config), "--log-level", self._level]
-            self.process = subprocess.Popen(command, stdout=log, stderr=log, env=python_environment())
+            self.process = subprocess.Popen(command, stdout=log, stderr=log, env=python_environment() | self._environment)
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -300,6 +300,17 @@ def test_all_nodes_are_killed(lab: Lab, tmp_path: Path, part: str) -> None:
         goes_on(traffic)
 
 
+def test_all_hosts_and_etcd_are_killed(lab: Lab, tmp_path: Path) -> None:
+    """As where the power fails, but that no disk forgets: the group begins again by itself when etcd and all of its nodes are back."""
+    names = in_record(lab)
+    with loaded(lab, tmp_path, takeovers=1, why=Why.ALL) as traffic:
+        for name in ("etcd", *names):
+            lab.kill(name)
+        for name in (*names, "etcd"):
+            lab.start(name)
+        goes_on(traffic)
+
+
 def test_ten_failovers_in_a_row(lab: Lab, tmp_path: Path) -> None:
     with loaded(lab, tmp_path, takeovers=10) as traffic:
         for _ in range(10):
@@ -312,7 +323,9 @@ def test_ten_failovers_in_a_row(lab: Lab, tmp_path: Path) -> None:
 
 @pytest.mark.one_version("4.3")
 def test_three_nodes(new_lab: Callable[..., Lab], broker_version: str) -> None:
-    """Each primary in turn is killed, and one of the two others takes over; a handover reaches the node that was named, and no other."""
+    """The primary's host, broker or sidecar is killed, or its host stands still, and one of the two others takes over; a handover reaches the node
+    that was named, and no other.
+    """
     if find_tool(etcd.KEY) is None:
         pytest.skip("etcd is not on this machine: scripts/tool etcd")
     with new_lab({"east": 3}, broker=broker_version, coordination={"lease_ttl_s": TTL_S}) as lab:
@@ -325,13 +338,17 @@ def test_three_nodes(new_lab: Callable[..., Lab], broker_version: str) -> None:
         outages = []
         try:
             goes_on(load)
-            for _ in range(3):
+            faults = [(lab.kill, "", lab.start), (lab.kill, ".broker", lab.start), (lab.kill, ".sidecar", lab.start), (lab.stop, "", lab.cont)]
+            for break_part, part, mend_part in faults:
                 primary = all_in_sync(lab)[0]
-                began = time.time()
-                lab.kill(primary)
-                eventually("another to take over", lambda primary=primary: lab.primary("east") not in (primary, None), TAKES_OVER_S)
-                goes_on(load)
-                lab.start(primary)
+                began, before = time.time(), len(history(lab))
+                break_part(primary + part)
+                try:
+                    eventually("another to take over", lambda before=before: len(history(lab)) > before, TAKES_OVER_S)
+                    goes_on(load)
+                finally:
+                    mend_part(primary + part)
+                assert [len(history(lab)) - before, lab.primary("east") == primary] == [1, False]
                 outages.append(span(began, time.time()))
             for node in ("e1", "e2", "e3", "e1"):
                 primary = all_in_sync(lab)[0]

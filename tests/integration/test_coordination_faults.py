@@ -410,6 +410,30 @@ def test_two_sidecars_of_one_node(lab: Lab, tmp_path: Path) -> None:
         goes_on(traffic)
 
 
+def test_the_clock_of_a_node_is_an_hour_ahead(lab: Lab, tmp_path: Path) -> None:
+    """No node takes over for that. With it, the node takes over, and is replaced, as any other: leases and time-outs hang on no clock."""
+    library = next(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"), None)
+    if library is None:
+        pytest.skip("libfaketime is not on this machine: apt-get install libfaketime")
+    ahead = {"LD_PRELOAD": str(library), "FAKETIME": "+3600", "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
+    primary, backup = in_record(lab)
+    with loaded(lab, tmp_path, takeovers=2, short=True) as traffic:
+        lab.kill(f"{backup}.sidecar")
+        text = lab.nodes[backup].config.read_text()
+        with Sidecar(lab, tmp_path, "east", name=backup, edit=lambda _: text, environment=ahead):
+            assert in_record(lab) == (primary, backup)
+            assert lab.status(backup)["time"] > time.time() + 3_000
+            goes_on_for(traffic, 2 * TTL_S)
+            lab.kill(f"{primary}.sidecar")
+            takes_over(lab, backup)
+            goes_on(traffic)
+            lab.start(f"{primary}.sidecar")
+            assert in_record(lab) == (backup, primary)
+        takes_over(lab, primary)
+        goes_on(traffic)
+        lab.start(f"{backup}.sidecar")
+
+
 @pytest.mark.parametrize("new", [True, False], ids=["new", "with a log"])
 def test_two_groups_of_one_name(lab: Lab, broker_version: str, tmp_path: Path, new: bool) -> None:
     """The second is refused, and says what to do; the first goes on."""

@@ -130,6 +130,28 @@ def test_each_kind_is_set_changed_and_deleted(lab: Lab, name: str) -> None:
         pika.BlockingConnection(pika.URLParameters(login_url(lab.nodes[primary].door, name, "/", "another")))
 
 
+def test_each_kind_is_there_when_the_primary_was_killed(lab: Lab, name: str) -> None:
+    """With its last values: nothing of the former primary's broker is asked."""
+    primary, backup = in_sync(lab)
+    made, other = everything(name)
+    change(lab, primary, made)
+    eventually("all on the backup", lambda: made.keys() <= listed(lab, backup).keys())
+    before = listed(lab, backup)
+    change(lab, primary, other)
+    eventually("all changed on the backup", lambda: all(listed(lab, backup)[key] != before[key] for key in made))
+    expected = {key: value for key, value in listed(lab, primary).items() if key in made}
+    lab.kill(primary)
+    take_over(lab, backup, primary)
+    assert {key: value for key, value in listed(lab, backup).items() if key in made} == expected
+    with pika.BlockingConnection(pika.URLParameters(login_url(lab.nodes[backup].door, name, name, "another"))) as connection:
+        connection.channel().queue_declare(f"own-{name}")
+    lab.start(primary)
+    assert in_sync(lab, applied=True) == (backup, primary)
+    same(lab)
+    change(lab, backup, deletes=list(reversed(made)))
+    same(lab)
+
+
 def test_a_vhost_goes_with_its_queues_and_everything_else_goes_on(lab: Lab, name: str) -> None:
     primary, backup = in_sync(lab)
     change(lab, primary, a_login(name, name))

@@ -133,6 +133,26 @@ def test_a_log_that_was_made_for_another_size_gets_its_size(lab: Lab, tmp_path: 
             lab.ctl("e2", "clear_policy", "-p", "lrq", "lrq-size")
 
 
+@pytest.mark.full
+def test_a_user_with_a_widely_known_password_is_deleted(lab: Lab, tmp_path: Path) -> None:
+    """Where other machines reach the door."""
+    in_sync(lab)
+    door = tomllib.loads(lab.nodes["e2"].config.read_text())["door"]["listen"]
+    config = tmp_path / "e2.toml"
+    config.write_text(lab.nodes["e2"].config.read_text().replace(f'"{door}"', f'"0.0.0.0:{door.rpartition(":")[2]}"'))
+    config.chmod(0o600)
+    lab.ctl("e2", "add_user", "guest", "guest")
+    try:
+        eventually("it is found", lambda: bool(bad(config, "guest")), seen=lambda: findings(config, "guest"))
+        [found] = bad(config, "guest")
+        assert found.finding.level is Level.FAIL
+        run_hint(lab, "e2", found.finding.command, tmp_path)
+        eventually("it is mended", lambda: not bad(config, "guest"), seen=lambda: findings(config, "guest"))
+    finally:
+        with suppress(LabError):
+            lab.ctl("e2", "delete_user", "guest")
+
+
 def mend(lab: Lab, fault: Fault, tmp_path: Path) -> None:
     """Puts a fault in, and runs the hint of the check that finds it."""
     config = lab.nodes["e2"].config

@@ -18,8 +18,10 @@ import pika
 import pytest
 from history import exactly
 from load import command, consume, declare, depth, eventually, in_sync, line_of, primary_of, same_logs, set_up, told
+from test_coordination import TTL_S, history, in_record, record
 
-from lrq_ha.lab import Lab
+from lrq_ha.lab import Lab, etcd
+from lrq_ha.lab.tools import find_tool
 from lrq_ha.publisher import Confirm, Publisher
 from lrq_ha.publisher.errors import NackedError
 
@@ -149,6 +151,39 @@ def everything_is_there(lab: Lab, source: Source) -> None:
 def row(lab: Lab, name: str) -> str:
     """What `lrq-ha list` says of a node."""
     return line_of(name, command("list", lab=lab)[1])
+
+
+@pytest.fixture(scope="module")
+def coordinated(broker_version: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    if find_tool(etcd.KEY) is None:
+        pytest.skip("etcd is not on this machine: scripts/tool etcd")
+    lab = Lab({"east": 2}, tmp_path_factory.mktemp("full-disk-etcd") / "lab", broker_version, coordination={"lease_ttl_s": TTL_S})
+    set_up(lab, SETTINGS)
+    with disks(lab), lab:
+        yield lab
+
+
+@pytest.mark.parametrize("where", ["backup", "primary"])
+def test_no_node_takes_over_for_an_alarm(coordinated: Lab, where: str) -> None:
+    """An alarm is no loss of the broker: the lease stays with the primary, whosever disk is full, and everything goes on when there is room (E4)."""
+    lab = coordinated
+    primary, backup = in_record(lab)
+    takeovers = len(history(lab))
+    full = {"primary": primary, "backup": backup}[where]
+    source = Source(lab, f"kept-{where}")
+    for confirm in source.send(50):
+        confirm.result(60)
+    with alarm(lab, full):
+        source.send(50)
+        eventually("the alarm to be told", lambda: "its broker takes nothing more for the log" in lab.status(full)["reason"])
+        time.sleep(2 * TTL_S)
+        assert (primary_of(lab), lab.status(primary)["coordination"]["leader"]) == (primary, primary)
+        if where == "backup":
+            eventually("the backup to be out of the set", lambda: record(lab)["set"] == [int(primary[1:])])
+    source.close()
+    everything_is_there(lab, source)
+    assert in_record(lab) == (primary, backup)
+    assert len(history(lab)) == takeovers
 
 
 @pytest.mark.quick(only="backup")
