@@ -105,4 +105,4 @@ def _receiver_rows(queues: Mapping[str, Any]) -> Iterator[Row]:
         for name, receiver in (queue.get("receivers") or {}).items():
             lag = receiver.get("lag_entries")
             cells = (name, *map(format_cell, (queue.get("source"), queue.get("client"), receiver.get("phase"), lag)))
-            yield Row(cells, weight=math.inf if lag is None else float(lag))
+            yield Row(cells, str(receiver.get("problem") or ""), weight=math.inf if lag is None else float(lag))

@@ -143,7 +143,10 @@ class Incarnation:
         self._sending = LogShipping(config, core, life, self._log)
         self._receiving = PeerServer(config, core, self._turning_away, lambda: self._applier)
         self._sites = Sites(config, self._replica, self._log.streams)
-        self._keeper = SnapshotKeeper(self._replica, self._log.streams, keep_snapshot=config.receive.keep_snapshot)
+        receive = config.receive
+        self._keeper = SnapshotKeeper(
+            self._replica, self._log.streams, keep_snapshot=receive.keep_snapshot, hold=receive.on_backlog == "hold"
+        )
         self._statuses_seen = 0
         self._cut_off = ""
         self._register = RegisterDriver(coordination, core, self._log, lambda: door.log_blocked) if coordination else None

@@ -325,6 +325,11 @@ class ReceiveTable(Table):
         description="size of a receive queue, which the broker drops the oldest segments of beyond it; 0: as replication.log_bytes_max. A queue that "
         "exists keeps the size that it was made with; see operations/capacity.md",
     )
+    on_backlog: Literal["trim", "hold"] = Field(
+        "trim",
+        description="what happens where a receiver lacks more than half of its queue. trim: the broker drops the oldest entries nevertheless, and "
+        "the receiver begins again with a snapshot; hold: the queue takes nothing more until it has caught up: entries wait in the source's log",
+    )
     keep_snapshot: bool = Field(
         True, description="this group demands a full sync from a source before a receive queue drops the last whole snapshot, or where it lacks one"
     )

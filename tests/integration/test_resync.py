@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sqlite3
 import threading
 import time
@@ -222,6 +223,45 @@ def test_a_receiver_whose_place_was_trimmed_is_told_and_healed(lab: Lab, source:
     [error] = errors
     assert isinstance(error, Trimmed)
     assert (error.after, error.before > error.after) == (left_at, True)
+
+
+def test_a_queue_waits_for_its_receiver(broker_version: str, tmp_path: Path) -> None:
+    """With `on_backlog = "hold"`: three times its size is sent while the receiver is away, and the receiver lacks nothing when it is back."""
+    lab = Lab({"east": 1, "west": 1}, tmp_path / "lab", sites={"east": ["west"], "west": []}, broker=broker_version, door=PATIENT_DOOR)
+    set_up(lab, f'\n[receive]\nbytes_max = {RECEIVE_BYTES}\non_backlog = "hold"')
+    path, errors = database(tmp_path), list[ReceiverError]()
+
+    class Telling(Counting):
+        def on_error(self, source: str, error: ReceiverError) -> None:
+            errors.append(error)
+
+    def telling() -> Telling:
+        return Telling(lambda: sqlite3.connect(path, timeout=30), [TABLE])
+
+    with lab:
+        source = Source(lab, "held")
+        with receiving(lab, source, telling()) as receiver:
+            source.change_many(0, 20)
+            arrived(receiver, source)
+            normal(receiver)
+        pad = " " * DELTA_BYTES
+        for number in range(3 * RECEIVE_BYTES // DELTA_BYTES):
+            source.stock[number % 9] = number
+            body = json.dumps({"table": "stock", "op": "put", "rows": [{"item": number % 9, "count": number}]})
+            source.last = source.publisher.transmit_log_entry_message((body + pad).encode(), ["west"]).replication_id
+        source.publisher.flush(60)
+        held = "it takes nothing more: receiver '"
+        eventually("the queue to be held", lambda: held in str(receiving_status(lab, "held")["held"]))
+        eventually("the source to say so", lambda: held in told(lab, "e1")["sessions"]["west"]["clients"]["held"]["problem"])
+        assert re.search(r"receiver '\S+' lacks \d+ bytes of LRQ_Recv_held_east, which surely keeps", command("list", lab=lab)[1])
+        assert receiving_status(lab, "held")["snapshot"]["bytes_behind"] < RECEIVE_BYTES
+        with receiving(lab, source, telling()) as receiver:
+            arrived(receiver, source)
+            normal(receiver)
+            assert stock(path) == source.stock
+            eventually("the queue to take everything again", lambda: receiving_status(lab, "held")["held"] is None)
+        assert errors == []
+        source.publisher.close(60)
 
 
 def test_a_new_primary_without_a_whole_snapshot_demands_one(lab: Lab, source: Source, tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
 """Keeps a whole snapshot in each receive queue of a sink: demands a full sync before the broker drops the last one, as long as this node is primary.
+It watches the receivers of these queues, too.
 
 Rules:
 
@@ -6,6 +7,8 @@ Rules:
 - A copy of this node may begin behind the last snapshot although the log has gone on: the node joined by a renewal, or an operator deleted the
   stream. So the first message of each copy is looked up when the node becomes primary, and at times.
 - A demand goes into the log, so it outlives this primary. A source without a full sync provider leaves it open.
+- A receiver is in danger that lacks more than half of what its queue surely keeps. With `on_backlog = "hold"` its queue then takes nothing more, and
+  the backlog stays at the source, until no receiver lacks more than a quarter.
 """
 
 from __future__ import annotations
@@ -13,6 +16,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Mapping
+from itertools import islice
 from typing import Any
 
 from google.protobuf.message import DecodeError
@@ -21,6 +26,7 @@ from broker_plugin.log.replica import Replica
 from broker_plugin.log.streams import Streams, segment_bytes
 from lrq_ha.errors import LrqError
 from lrq_ha.proto import lrq_pb2 as pb
+from lrq_ha.routing.backlog import Backlog
 from lrq_ha.routing.chain import START, position_of
 from lrq_ha.routing.names import parse_recv_queue
 from lrq_ha.routing.receive_state import ReceiveState
@@ -31,6 +37,7 @@ LOOK_S = 0.25
 CONFIRM_S = 3.0  # more than a new stream needs (streams.YOUNG_STREAM_S)
 HEADS_EVERY_LOOKS = 240
 SEGMENTS_TO_SPARE = 2
+NAMED_MAX = 5  # queues in the reason of a node
 
 
 class SnapshotKeeper:
@@ -40,12 +47,16 @@ class SnapshotKeeper:
         replica: This node's log.
         streams: Of its broker.
         keep_snapshot: Whether it demands anything.
+        hold: Whether a queue takes nothing more while a receiver is in danger.
     """
 
-    def __init__(self, replica: Replica, streams: Streams, *, keep_snapshot: bool) -> None:
+    def __init__(self, replica: Replica, streams: Streams, *, keep_snapshot: bool, hold: bool = False) -> None:
         self._replica = replica
         self._streams = streams
         self._keep_snapshot = keep_snapshot
+        self._hold = hold
+        self._backlogs: dict[str, Backlog] = {}
+        self._dangers: dict[str, dict[str, str]] = {}  # texts, by queue and receiver
         self._written_at: dict[str, float] = {}  # monotonic seconds of the last batch that was written to a queue here
         self._overflows: dict[str, int] = {}  # bytes of snapshots that are too large, by queue
 
@@ -55,21 +66,22 @@ class SnapshotKeeper:
         while True:
             for queue, state in self._replica.index.sink.states().items():
                 self._consider_size(queue, state)
+                self._consider_receivers(queue, state)
             if looks % HEADS_EVERY_LOOKS == 0:
                 await self._consider_heads()
             looks += 1
             await asyncio.sleep(LOOK_S)
 
     def trouble(self) -> str:
-        """Text: the snapshots that are too large for their queues; empty if none is."""
+        """Text: the snapshots that are too large for their queues, and the receivers in danger; empty if there are none."""
         overflows = self._overflows.items()
         found = "; ".join(f"a snapshot in {queue} takes {size} bytes, and the queue surely keeps {self._kept(queue)}" for queue, size in overflows)
-        return f"{found}: raise receive.bytes_max, and the queue's size by a policy (docs/operations/capacity.md)" if found else ""
+        large = f"{found}: raise receive.bytes_max, and the queue's size by a policy (docs/operations/capacity.md)" if found else ""
+        return "; ".join(filter(None, (large, *islice(filter(None, map(_first_of, self._dangers.values())), NAMED_MAX))))
 
     def tell(self) -> dict[str, Any]:
         """For the status: each receive queue."""
-        index = self._replica.index
-        return {queue: _tell(queue, state, self._age_s(queue), index.commits.of_queue(queue)) for queue, state in index.sink.states().items()}
+        return {queue: self._tell_queue(queue, state) for queue, state in self._replica.index.sink.states().items()}
 
     def batch_written(self, queue: str) -> None:
         """An entry is written to a view of this node."""
@@ -82,6 +94,34 @@ class SnapshotKeeper:
     def _kept(self, queue: str) -> int:
         size = self._streams.receive_bytes_max(queue)
         return size - SEGMENTS_TO_SPARE * segment_bytes(size)
+
+    def _tell_queue(self, queue: str, state: ReceiveState) -> dict[str, Any]:
+        commits = self._replica.index.commits.of_queue(queue)
+        receivers = {commit.receiver: _tell_receiver(commit, state) | self._tell_backlog(queue, commit, state) for commit in commits}
+        return _tell(queue, state, self._age_s(queue)) | {"held": self._replica.held_queues.get(queue), "receivers": receivers}
+
+    def _tell_backlog(self, queue: str, commit: pb.Commit, state: ReceiveState) -> dict[str, Any]:
+        backlog = self._backlogs.get(queue)
+        behind = backlog.bytes_behind(position_of(commit.position), state) if backlog else None
+        return {"lag_bytes": behind, "problem": self._dangers.get(queue, {}).get(commit.receiver)}
+
+    def _consider_receivers(self, queue: str, state: ReceiveState) -> None:
+        kept, held = self._kept(queue), self._replica.held_queues
+        backlog = self._backlogs.setdefault(queue, Backlog(kept))
+        backlog.note(state)
+        lacks = {
+            commit.receiver: backlog.bytes_behind(position_of(commit.position), state) for commit in self._replica.index.commits.of_queue(queue)
+        }
+        before = self._dangers.get(queue, {})
+        limit = kept // 4 if queue in held else kept // 2
+        dangers = {name: _describe_danger(name, queue, size, kept) for name, size in lacks.items() if size > limit}
+        for name in dangers.keys() - before.keys():
+            log.warning("%s", dangers[name])
+        self._dangers[queue] = dangers
+        if self._hold and dangers:
+            held[queue] = f"it takes nothing more: {_first_of(dangers)}"
+        else:
+            held.pop(queue, None)
 
     def _consider_size(self, queue: str, state: ReceiveState) -> None:
         kept = self._kept(queue)
@@ -118,7 +158,17 @@ class SnapshotKeeper:
             self._replica.demand(queue, reason)
 
 
-def _tell(queue: str, state: ReceiveState, age_s: float | None, commits: list[pb.Commit]) -> dict[str, Any]:
+def _describe_danger(receiver: str, queue: str, size: int, kept: int) -> str:
+    return f"receiver '{receiver}' lacks {size} bytes of {queue}, which surely keeps {kept}: start it, make it faster, or forget it"
+
+
+def _first_of(dangers: Mapping[str, str]) -> str:
+    """The text of one queue: its first receiver in danger, and how many more there are."""
+    more = f" (and {len(dangers) - 1} more receivers)" if len(dangers) > 1 else ""
+    return f"{next(iter(dangers.values()))}{more}" if dangers else ""
+
+
+def _tell(queue: str, state: ReceiveState, age_s: float | None) -> dict[str, Any]:
     parts = parse_recv_queue(queue)
     return {
         "source": parts.remote_id if parts else None,
@@ -135,7 +185,6 @@ def _tell(queue: str, state: ReceiveState, age_s: float | None, commits: list[pb
             "bytes_behind": state.size - state.whole_size if state.whole != START else None,
         },
         "demand": state.demand_reason or None,
-        "receivers": {commit.receiver: _tell_receiver(commit, state) for commit in commits},
     }
 
 
