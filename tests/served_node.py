@@ -14,8 +14,9 @@ from typing import Any
 import uvloop
 
 from lrq_ha.lab.ports import free_ports
-from lrq_ha.overview.asking import Report, Target, ask_all
+from lrq_ha.overview.asking import Report, Target
 from lrq_ha.replication.roles import Role
+from lrq_ha.sidecar.http.group_watch import GroupWatch
 from lrq_ha.sidecar.http.server import HttpServer
 
 TIMEOUT_S = 60.0
@@ -42,6 +43,7 @@ class Node:
         self.vhosts, self.users = ["/"], {"app": ["management"]}
         self.differences: list[dict[str, str]] = []
         self.others: list[Target] = []
+        self.watch = GroupWatch(lambda: Report(Target(self.name, "east", self.url), self.status()), lambda: self.others)
         self.leaders: list[dict[str, Any]] = []
 
     def status(self) -> dict[str, Any]:
@@ -60,7 +62,7 @@ class Node:
         return self.closed_because if self.status()["serving"] else "it is no primary"
 
     async def look_at_group(self) -> list[Report]:
-        return [Report(Target(self.name, "east", self.url), self.status()), *await asyncio.to_thread(ask_all, self.others)]
+        return await self.watch.look()
 
     async def history(self) -> list[dict[str, Any]]:
         if self.error:

@@ -12,19 +12,18 @@ import json
 import os
 import shutil
 import sys
-import threading
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import wait
 from pathlib import Path
-from queue import Empty, SimpleQueue
 from typing import Any
 
 from broker_plugin.amqp.tls import client_files
 from lrq_ha.direct_http import PLAIN, HttpAccess
 from lrq_ha.errors import LrqError
-from lrq_ha.overview.asking import Report, Target, ask, ask_all, describe_failure
+from lrq_ha.overview.asking import Report, Target, ask_all, begin_asking, describe_failure, url_of_listener
 from lrq_ha.overview.nodes import describe_coordination, describe_role, node_table, primaries_of, primary_of, values_of
 from lrq_ha.overview.sites import site_lines
 from lrq_ha.overview.text import align_table, one_line, wrap_remark
@@ -93,10 +92,7 @@ def _from_config(file: Path, token_file: Path | None, ca: str) -> list[Target]:
 
 def targets_of(config: configuration.Config, file: Path, token_file: Path | None, ca: str) -> list[Target]:
     """The nodes of a configuration: its own first. Raises LrqError if a file that requests need cannot be used."""
-    host, _, port = config.http.listen.rpartition(":")
-    # A sidecar that listens on all addresses is reached on this machine's own.
-    host = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}.get(host, host)
-    own = f"http{'s' if config.http.tls else ''}://{host}:{port}"
+    own = url_of_listener(config.http.listen, tls=bool(config.http.tls))
     nodes = [(config.node.name, own, file), *((peer.name, peer.http.rstrip("/"), None) for peer in config.peers)]
     if token_file is None and config.http.token_file:
         token_file = Path(config.http.token_file)
@@ -127,21 +123,13 @@ class Asking:
 
     def __init__(self, targets: Sequence[Target]) -> None:
         self._until = time.monotonic() + ASKING_TIMEOUT_S
-        self._answers: SimpleQueue[Report] = SimpleQueue()
-        self._targets = list(dict.fromkeys(targets))
-        for target in self._targets:
-            threading.Thread(target=lambda target=target: self._answers.put(ask(target)), daemon=True).start()
+        self._answers = [begin_asking(target) for target in dict.fromkeys(targets)]
 
     def reports(self) -> list[Report]:
         """The status of the nodes that have answered ASKING_TIMEOUT_S after it began, in the order given."""
-        found: dict[Target, Report] = {}
-        while len(found) < len(self._targets):
-            try:
-                report = self._answers.get(timeout=max(0.0, self._until - time.monotonic()))
-            except Empty:
-                break
-            found[report.target] = report
-        return [found[target] for target in self._targets if target in found and found[target].status]
+        wait(self._answers, max(0.0, self._until - time.monotonic()))
+        reports = [answer.result() for answer in self._answers if answer.done()]
+        return [report for report in reports if report.status]
 
 
 def tell(target: Target, command: str, body: dict[str, Any], longer_s: float = 0.0) -> str:

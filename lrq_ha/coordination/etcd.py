@@ -154,8 +154,7 @@ class Etcd:
     async def _call(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         """The answer of the first endpoint that gives one. The next request begins there."""
         problems = []
-        for _ in self._endpoints:
-            endpoint = self._endpoints[0]
+        for endpoint in list(self._endpoints):
             try:
                 async with asyncio.timeout(self._timeout_s):
                     return await self._ask(endpoint, path, body)
@@ -166,7 +165,8 @@ class Etcd:
                 problems.append(f"{endpoint}: {reason}")
             except _Unavailable as error:
                 problems.append(f"{endpoint}: {error.what}")
-            self._endpoints.append(self._endpoints.pop(0))
+            if self._endpoints[0] == endpoint:  # else another request has moved it already
+                self._endpoints.append(self._endpoints.pop(0))
         raise EtcdAway(f"etcd does not answer: {'; '.join(problems)}", retriable=True)
 
     async def _ask(self, endpoint: str, path: str, body: dict[str, Any]) -> dict[str, Any]:

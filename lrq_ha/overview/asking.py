@@ -8,9 +8,10 @@ from __future__ import annotations
 import http.client
 import json
 import ssl
+import threading
 import urllib.error
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -20,7 +21,6 @@ from lrq_ha.direct_http import NOT_HTTP, PLAIN, HttpAccess
 from lrq_ha.replication.roles import Role
 
 STATUS_TIMEOUT_S = 2.0
-ASKED_AT_ONCE_MAX = 16
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Report:
 
 def ask(target: Target) -> Report:
     """One node's status; a node that does not answer within STATUS_TIMEOUT_S gives a report that says so."""
-    url = f"{target.http}/status"
+    url = _status_url(target)
     try:
         with target.access.open(url, timeout=STATUS_TIMEOUT_S) as answer:
             status = json.load(answer)
@@ -76,10 +76,31 @@ def ask(target: Target) -> Report:
     return Report(target, status) if isinstance(status, dict) else Report(target, {}, f"tried {url}: the answer is not a status")
 
 
+def begin_asking(target: Target) -> Future[Report]:
+    """Asks a node, in a thread that nothing waits for: the look-up of a name has no limit."""
+    answer: Future[Report] = Future()
+    answer.set_running_or_notify_cancel()
+
+    def run() -> None:
+        try:
+            answer.set_result(ask(target))
+        except Exception as error:
+            answer.set_exception(error)
+
+    threading.Thread(target=run, name=f"asking {target.name}", daemon=True).start()
+    return answer
+
+
+def result_of(target: Target, answer: Future[Report]) -> Report:
+    """What `begin_asking` has found by now."""
+    return answer.result() if answer.done() else Report(target, {}, f"tried {_status_url(target)}: nothing within {STATUS_TIMEOUT_S:g} s")
+
+
 def ask_all(targets: Sequence[Target]) -> list[Report]:
-    """The status of every node, queried in parallel, in the order given."""
-    with ThreadPoolExecutor(min(len(targets) or 1, ASKED_AT_ONCE_MAX)) as pool:
-        return list(pool.map(ask, targets))
+    """The status of every node, queried in parallel, in the order given, within STATUS_TIMEOUT_S."""
+    answers = [begin_asking(target) for target in targets]
+    wait(answers, STATUS_TIMEOUT_S)
+    return [result_of(target, answer) for target, answer in zip(targets, answers)]
 
 
 def describe_failure(error: Exception, limit_s: float) -> str:
@@ -92,3 +113,14 @@ def describe_failure(error: Exception, limit_s: float) -> str:
     if isinstance(inner, http.client.HTTPException) and not isinstance(inner, OSError):
         return NOT_HTTP
     return str(getattr(inner, "strerror", None) or inner or type(inner).__name__).lower()
+
+
+def _status_url(target: Target) -> str:
+    return f"{target.http}/status"
+
+
+def url_of_listener(listen: str, *, tls: bool) -> str:
+    """The URL at which this machine reaches a sidecar that listens at "HOST:PORT"; one that listens on all addresses, on the machine's own."""
+    host, _, port = listen.rpartition(":")
+    own = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}.get(host, host)
+    return f"http{'s' if tls else ''}://{own}:{port}"

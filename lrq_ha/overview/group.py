@@ -44,7 +44,8 @@ def table_values(table: Table) -> dict[str, Any]:
 def _describe_trouble(group: str, reports: Sequence[Report]) -> str:
     primaries = primaries_of(group, reports)
     if not primaries:
-        return "no node that answers is primary: clients are not served"
+        silent = ", ".join(report.target.name for report in reports if report.failure)
+        return f"no node that answers is primary; no answer: {silent}" if silent else "no node is primary: clients are not served"
     if len(primaries) > 1:
         return f"several nodes say that they are primary: {', '.join(report.target.name for report in primaries)}; the highest epoch counts"
     configured, members = len(reports), primaries[0].status.get("members") or []

@@ -128,7 +128,7 @@ class Config(Table):
     def client_tls(self) -> TlsFiles | None:
         """TLS for outgoing connections; None if none uses TLS. Raises TlsError."""
         etcd = self.coordination.endpoints if self.coordination else []
-        if not any(url.startswith(("amqps", "https")) for url in (*self._urls, *etcd)):
+        if not any(url.startswith(("amqps", "https")) for url in (*self._urls, *etcd, *(peer.http for peer in self.peers))):
             return None
         return client_files(self.tls.ca, self.tls.certificate, self.tls.key, self.tls.minimum_version)
 

@@ -19,9 +19,9 @@ import uvloop
 from broker_plugin.amqp.errors import AuthenticationFailed
 from broker_plugin.door.server import Door
 from lrq_ha import __version__
-from lrq_ha.direct_http import HttpAccess
+from lrq_ha.direct_http import PLAIN, HttpAccess
 from lrq_ha.errors import LrqError
-from lrq_ha.overview.asking import Report, Target
+from lrq_ha.overview.asking import Report, Target, url_of_listener
 from lrq_ha.replication.events import PauseRequest, PromoteRequest, RemoveRequest
 from lrq_ha.replication.settings import id_of_unnamed
 
@@ -32,6 +32,7 @@ from .counts import Counts
 from .http.group_watch import GroupWatch
 from .http.metrics import Metrics, Scrape
 from .http.server import HttpServer
+from .http.shared_answer import SharedAnswer
 from .incarnation import Incarnation, Kept
 from .open_files import allow_files
 from .reload import ConfigFile
@@ -40,6 +41,8 @@ log = logging.getLogger("lrq_ha.process")
 
 PAUSE_FIRST_S = 0.1
 PAUSE_MAX_S = 2.0
+#: However many pages look at this node, it asks the others, and etcd, no more often.
+LOOK_INTERVAL_S = 0.5
 _LET_IN_BEFORE = ". It had been let in before: RabbitMQ 4 loses sight of its users when its disk is full; then make room, and start it again"
 
 
@@ -63,7 +66,8 @@ class Process:
         self._coordination = Coordination(config) if config.coordination else None
         self._ids = {name: node for node, name in config.names.items()}
         self._expiries = Expiries(config.own_certificates)
-        self._group = GroupWatch(self._report, self._others)
+        self._group = SharedAnswer(GroupWatch(self._report, self._others).look, LOOK_INTERVAL_S)
+        self._leaders = SharedAnswer(self._read_history, LOOK_INTERVAL_S)
         self._http = HttpServer(
             config.http.listen,
             self,
@@ -188,19 +192,22 @@ class Process:
 
     async def look_at_group(self) -> list[Report]:
         """The status of each node of the group, this one first."""
-        return await self._group.look()
+        return await self._group.read()
 
     def _report(self) -> Report:
         node, http = self.config.node, self.config.http
-        return Report(Target(node.name, node.group, f"http{'s' if http.tls else ''}://{http.listen}"), self.status())
+        return Report(Target(node.name, node.group, url_of_listener(http.listen, tls=bool(http.tls))), self.status())
 
     def _others(self) -> list[Target]:
         tls, group = self.config.client_tls, self.config.node.group
-        access = HttpAccess(tls=tls.context if tls else None)
+        access = HttpAccess(tls=tls.context) if tls else PLAIN
         return [Target(peer.name, group, peer.http.rstrip("/"), access=access) for peer in self.config.peers]
 
     async def history(self) -> list[dict[str, Any]]:
         """The leaders that etcd knows, the newest last."""
+        return await self._leaders.read()
+
+    async def _read_history(self) -> list[dict[str, Any]]:
         if self._coordination is None:
             raise LrqError('the history of leaders is kept with replication.coordination = "etcd" only')
         return await self._coordination.register.read_history()

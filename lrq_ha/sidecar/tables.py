@@ -287,7 +287,7 @@ class PeerTable(Table):
     name: Name
     id: int = Field(ge=1, le=255)
     door: AmqpUrl = Field(description="its door, with the user that the sidecar there uses at its broker; amqps:// for TLS")
-    http: HttpUrl = Field(description="its http.listen, for `lrq-ha --config`; https:// if it has [http.tls]")
+    http: HttpUrl = Field(description="its http.listen, for `lrq-ha --config` and the page of this node; https:// if it has [http.tls]")
 
 
 class SiteTable(Table):

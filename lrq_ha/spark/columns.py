@@ -19,7 +19,7 @@ from pyspark.sql.types import BinaryType, BooleanType, DataType, IntegerType, Lo
 from lrq_ha.proto import lrq_pb2 as pb
 from lrq_ha.routing.chain import TIMESTAMP_US_MAX
 from lrq_ha.spark.options import ReadOptions
-from lrq_ha.spark.ranges import Taken
+from lrq_ha.spark.ranges import Taken, count_rows
 
 ROWS_MAX = 10_000  # per Arrow batch
 BYTES_MAX = 4 << 20  # of the messages that are parsed at once, if they are several
@@ -70,24 +70,24 @@ class Rows:
     def _clear(self) -> None:
         self._bodies: list[bytes] = []
         self._restarts: list[int] = []  # the bodies with whose first transaction the chain restarts
-        self._transactions = self._bytes = 0
+        self._rows = self._bytes = 0
 
     def add(self, batch: pb.ReceivedBatch, taken: Taken) -> Iterator[pa.RecordBatch]:
         """Adds the transactions that were taken of `batch`. Returns the batches that were full without it."""
-        count = len(taken.transactions)
-        if count < len(batch.transactions):
+        rows = count_rows(taken.transactions)
+        if len(taken.transactions) < len(batch.transactions):
             batch = pb.ReceivedBatch(source=batch.source, client_name=batch.client_name, transactions=taken.transactions)
         body = batch.SerializeToString()
-        if self._transactions + count > ROWS_MAX or self._bytes + len(body) > BYTES_MAX:
+        if self._rows + rows > ROWS_MAX or self._bytes + len(body) > BYTES_MAX:
             yield from self.flush()
         if taken.restart:
             self._restarts.append(len(self._bodies))
         self._bodies.append(body)
-        self._transactions += count
+        self._rows += rows
         self._bytes += len(body)
 
     def flush(self) -> Iterator[pa.RecordBatch]:
-        """The rows that wait, in batches of bounded size: of few transactions with many payloads, or of one large message, there are several."""
+        """The rows that wait, in batches of bounded size: of one large message there are several."""
         if not self._bodies:
             return
         parsed = _Parsed(self._queue, self._bodies, self._restarts)

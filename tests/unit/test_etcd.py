@@ -70,6 +70,29 @@ def test_the_next_endpoint_is_asked_and_kept(first: Callable[..., Awaitable[Answ
     assert asked == (1 if first else 0)
 
 
+@pytest.mark.parametrize("good", [1, 2])
+@pytest.mark.parametrize("requests", [2, 3, 8])
+def test_requests_at_once_pass_a_dead_endpoint_once(good: int, requests: int) -> None:
+    """Each finds the endpoint that answers, and the next request begins there: none puts the dead one back to the front."""
+    asked = 0
+
+    async def counted(*request: Any) -> Answer:
+        nonlocal asked
+        asked += 1
+        return await hangs(*request)
+
+    async def go() -> None:
+        async with endpoint(counted) as dead, endpoint(answers) as alive:
+            etcd = Etcd([dead, *[alive] * good], TIMEOUT_S)
+            await asyncio.gather(*(etcd.read(["a"]) for _ in range(requests)))
+            assert asked == requests
+            await etcd.read(["a"])
+            assert asked == requests
+            await etcd.close()
+
+    asyncio.run(go())
+
+
 def test_no_endpoint_answers() -> None:
     async def go() -> None:
         async with endpoint(hangs) as one, endpoint(has_no_quorum) as other:

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 
-from lrq_ha.overview.asking import Report, Target, ask_all
-
-#: However many pages look at a node, it asks the others no more often.
-ASK_INTERVAL_S = 0.5
+from lrq_ha.overview.asking import STATUS_TIMEOUT_S, Report, Target, begin_asking, result_of
 
 
 class GroupWatch:
@@ -23,13 +20,18 @@ class GroupWatch:
     def __init__(self, own: Callable[[], Report], others: Callable[[], Sequence[Target]]) -> None:
         self._own = own
         self._others = others
-        self._asking: asyncio.Task[list[Report]] | None = None
-        self._again_at = 0.0
+        self._asked: dict[Target, Future[Report]] = {}
 
     async def look(self) -> list[Report]:
-        """The status of this node, and of the others in the order of the configuration. Takes `STATUS_TIMEOUT_S` at most."""
-        if self._asking is None or (self._asking.done() and time.monotonic() >= self._again_at):
-            self._asking = asyncio.create_task(asyncio.to_thread(ask_all, list(self._others())))
-            self._again_at = time.monotonic() + ASK_INTERVAL_S
-        others = await asyncio.shield(self._asking)
-        return [self._own(), *others]
+        """The status of this node, and of the others in the order of the configuration, within `STATUS_TIMEOUT_S`.
+
+        A node that has not answered the last question yet is not asked another one.
+        """
+        own, before = self._own(), self._asked
+        self._asked = {other: before[other] if other in before and not before[other].done() else begin_asking(other) for other in self._others()}
+        waiters = [asyncio.wrap_future(answer) for answer in self._asked.values()]
+        if waiters:
+            _, late = await asyncio.wait(waiters, timeout=STATUS_TIMEOUT_S)
+            for waiter in late:
+                waiter.cancel()
+        return [own, *(result_of(other, answer) for other, answer in self._asked.items())]

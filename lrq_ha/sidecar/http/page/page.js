@@ -57,7 +57,8 @@ function noteRate(cluster) {
   }
   last = now.end === null ? null : now;
   while (rates.length && rates[0].at < now.at - RATES_MS) rates.shift();
-  find("rate").textContent = rates.length ? rates[rates.length - 1].rate.toFixed(0) : "–";
+  const newest = rates[rates.length - 1];
+  find("rate").textContent = newest && newest.at === now.at ? newest.rate.toFixed(0) : "–";
   drawRates(now.at);
 }
 
@@ -96,7 +97,7 @@ async function look() {
   try {
     const cluster = await load("/cluster");
     showCluster(cluster);
-    if (cluster.coordination && looks++ % HISTORY_EVERY === 0) showHistory(await load("/history"));
+    if (cluster.coordination && looks++ % HISTORY_EVERY === 0) load("/history").then(showHistory, () => {}); // etcd may be away
     find("seen").textContent = `seen by ${cluster.node} at ${new Date().toLocaleTimeString()}`;
     failingSince = null;
   } catch (error) {
