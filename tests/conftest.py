@@ -72,7 +72,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 #: Groups of tests that take minutes. None of them should be left to run alone at the end.
 _LONG = (
-    "containers", "test_three_nodes", "test_restart", "test_operator", "test_frameworks", "spark", "test_joining_three", "test_joining",
+    "containers", "test_three_nodes", "test_restart", "test_operator", "test_frameworks", "test_joining_three", "test_joining",
     "test_queue_that_is_moved", "test_unseen_messages", "test_three_faults", "test_partition_of_three", "test_catching_up", "test_acceptance",
     "test_sites",
 )  # fmt: skip
@@ -119,6 +119,8 @@ def _turn(item: pytest.Item) -> int:
     if group is None:
         return len(_LONG) + 3
     name = str(group.args[0])
+    if name == "spark":  # the longest of all
+        return -1
     if name.endswith(" pair"):
         return 0
     module = name.rpartition(" ")[2]
