@@ -82,7 +82,7 @@ def all_in_sync(lab: Lab, *, applied: bool = False) -> tuple[str, ...]:
         roles = [states[name]["role"] for name in found]
         return roles == ["active", *["ready"] * (len(lab.nodes) - 1)] and states[found[0]]["members"] == sorted(lab.nodes)
 
-    eventually("all in the set", holds)
+    eventually("all in the set", holds, seen=lambda: {name: lab.status(name).get("reason") for name in lab.nodes})
     if applied:
         all_applied(lab, *found)
     return tuple(found)

@@ -53,7 +53,8 @@ ROWS = {
         switch freely between clusters; publisher dedup; a shovel on every node, tripling messages; a link that says running while nothing moves
         split brain in spite of pause_minority; eight days partitioned with no signal; a leader whose lease renews while its disk is dead
         155 MB of lag""",
-    "Failover by a lease": """a primary whose lease is lost before it serves; a lease that is renewed too late; "lease not found" repeated without an end
+    "Failover by a lease": """a primary whose lease is lost before it serves; a lease that is renewed too late
+        "lease not found" repeated without an end
         a restart of etcd ends the broker; the last in-sync node gives up without a fault; a follower that stands still blocks all
         confirms before the set's change is committed; a mode for the time without etcd; a primary whose disk hangs keeps its lease
         etcd comes back with an older state; clocks that differ; two nodes only""",

@@ -39,7 +39,7 @@ log = logging.getLogger("lrq_ha.sites")
 
 PREFETCH_MESSAGES = 200
 WAITING_BYTES_MAX = 16 << 20  # a single message, and the broker's chunk around it, may be more
-READ_MESSAGES_MAX = 64
+READ_MESSAGES_MAX = 200  # parsed and packed before anything else is done
 READ_BYTES_MAX = 1 << 20
 QUIET_S = 0.05  # without a delivery before the end is believed
 IDLE_S = 0.1  # between looks whether the end has moved on
