@@ -350,6 +350,7 @@ HOSTILE: dict[str, Callable[[str], bytes]] = {
 }
 
 
+@pytest.mark.full(only=r"\[4\.3-(?!garbage|a broken table|two publishes|a publish cut short|a channel opened twice)")
 @pytest.mark.parametrize("what", HOSTILE)
 def test_hostile_bytes_end_their_own_connection_only(rig: Rig, what: str) -> None:
     bystander = rig.channel(confirms=True)
