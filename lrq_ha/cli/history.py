@@ -18,6 +18,9 @@ from .commands import add_group, find_group
 from .list_nodes import WATCH_INTERVAL_S, add_command, find_targets
 
 
+ETCD_TIMEOUT_S = 5.0  # of a request to one endpoint: no lease hangs on it
+
+
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Adds the command."""
     history = add_command(
@@ -46,7 +49,7 @@ def _history(args: argparse.Namespace) -> int:
 
 
 async def _show(config: configuration.Config, *, follow: bool) -> None:
-    etcd, register = open_register(config)
+    etcd, register = open_register(config, ETCD_TIMEOUT_S)
     shown: list[str] = []
     try:
         while True:

@@ -94,12 +94,17 @@ class Lease:
                 log.warning("the lease cannot be given back, and ends by itself: %s", error)
 
 
-def open_register(config: Config) -> tuple[Etcd, Register]:
-    """A client of etcd, to be closed, and the group's register. `config`: with a table [coordination]."""
+def open_register(config: Config, timeout_s: float | None = None) -> tuple[Etcd, Register]:
+    """A client of etcd, to be closed, and the group's register.
+
+    Args:
+        config: With a table [coordination].
+        timeout_s: Of a request to one endpoint; None: a part of the lease's time.
+    """
     table, files = config.coordination, config.client_tls
     assert table is not None
-    timeout_s, password = table.lease_ttl_s / REQUESTS_PER_TTL, config.etcd_password()
-    etcd = Etcd(table.endpoints, timeout_s, table.user, password, lambda: files.context if files else None)
+    password = config.etcd_password()
+    etcd = Etcd(table.endpoints, timeout_s or table.lease_ttl_s / REQUESTS_PER_TTL, table.user, password, lambda: files.context if files else None)
     return etcd, Register(etcd, table.namespace, config.node.group, config.names)
 
 

@@ -79,7 +79,7 @@ def sound(tmp_path: Path) -> Facts:
     connections: list[dict[str, Any]] = [
         {"user": "lrq", "name": "own"}, {"user": "app", "name": "door", "client_properties": {"lrq_client_address": "192.0.2.7:4"}},
     ]  # fmt: skip
-    api = BrokerApi({"listeners": listeners}, node, [LOG, ORDERS], connections, [], ["app", "lrq"], ["/", "lrq"])
+    api = BrokerApi({"rabbitmq_version": "4.3.6", "listeners": listeners}, node, [LOG, ORDERS], connections, [], ["app", "lrq"], ["/", "lrq"])
     return Facts(
         path, config, Host(NOW), Node("e1", "http://127.0.0.1:8080", status, logins=logins),
         [Node("e2", "http://192.0.2.2:8080", other, ahead_s=0.1, logins=logins)],
@@ -105,8 +105,8 @@ def api(facts: Facts, **changes: Any) -> Facts:
     return replace(facts, api=replace(facts.api, **changes))
 
 
-def listening(facts: Facts, protocol: str, address: str) -> Facts:
-    return api(facts, overview={"listeners": [{"protocol": protocol, "ip_address": address, "port": 4711}]})
+def listening(facts: Facts, protocol: str, address: str, version: str = "4.3.6") -> Facts:
+    return api(facts, overview={"rabbitmq_version": version, "listeners": [{"protocol": protocol, "ip_address": address, "port": 4711}]})
 
 
 def host(facts: Facts, **changes: Any) -> Facts:
@@ -152,6 +152,8 @@ FAULTS: tuple[tuple[str, Level, str, str, Any], ...] = (
     ("management", S, "it is off: what only it tells is not checked", "enable it", lambda f: replace(f, api=Unread("it is off", "enable it"))),
     ("listeners", W, "amqp at 0.0.0.0:4711", "listeners.tcp.1 = 127.0.0.1:4711", lambda f: listening(f, "amqp", "0.0.0.0")),
     ("listeners", W, "http at :::4711", "management.tcp.ip = 127.0.0.1", lambda f: listening(f, "http", "::")),
+    ("listeners", S, "RabbitMQ 3.10.8 does not tell at which addresses it takes http", "ss -ltn", lambda f: listening(f, "http", "::", "3.10.8")),
+    ("listeners", W, "amqp at :::4711", "listeners.tcp.1 = 127.0.0.1:4711", lambda f: listening(f, "amqp", "::", "3.10.8")),
     ("listeners", W, "mqtt at 192.0.2.1", "rabbitmq-plugins disable rabbitmq_mqtt", lambda f: listening(f, "mqtt", "192.0.2.1")),
     ("clients", W, "1 clients are connected to the broker itself", "192.0.2.1:5673", lambda f: api(f, connections=[{"user": "app", "name": "x"}])),
     ("alarms", F, "disk alarm", "docs/operations/alarms.md", lambda f: api(f, node={"disk_free_alarm": True})),

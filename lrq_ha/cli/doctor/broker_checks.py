@@ -18,6 +18,8 @@ from .facts import Broker, BrokerApi, Facts, Unread
 from .version_changes import parse_version
 
 OLDEST, NEWEST = (3, 10), (4, 3)
+#: Before, each listener for HTTP is listed with the address ::, whatever it is (rabbitmq-server #8242).
+TELLS_WEB_ADDRESSES = (3, 12)
 #: The plugin whose listener a protocol has.
 _PLUGINS = {
     "mqtt": "rabbitmq_mqtt", "stomp": "rabbitmq_stomp", "stream": "rabbitmq_stream", "http/web-mqtt": "rabbitmq_web_mqtt",
@@ -92,6 +94,10 @@ def _check_listeners(api: BrokerApi, facts: Facts) -> Iterator[Finding]:
     for each in api.overview.get("listeners", []):
         protocol, address, port = str(each.get("protocol")), str(each.get("ip_address")), each.get("port")
         if protocol in _HARMLESS or sasl.is_loopback(address):
+            continue
+        if protocol.startswith("http") and parse_version(str(api.overview.get("rabbitmq_version"))) < TELLS_WEB_ADDRESSES:
+            text = f"RabbitMQ {api.overview.get('rabbitmq_version')} does not tell at which addresses it takes {protocol} (port {port})"
+            yield Finding(Level.SKIPPED, text, "Look with `ss -ltn`: it should be 127.0.0.1 or ::1")
             continue
         text = f"its broker takes {protocol} at {address}:{port}, which other machines may reach: what comes in there goes around the door"
         if plugin := _PLUGINS.get(protocol):
