@@ -17,7 +17,6 @@ from lrq_ha.sidecar.coordination import open_register
 from .commands import add_group, find_group
 from .list_nodes import WATCH_INTERVAL_S, add_command, find_targets
 
-
 ETCD_TIMEOUT_S = 5.0  # of a request to one endpoint: no lease hangs on it
 
 
