@@ -238,16 +238,17 @@ def write_down(lab: Lab, *names: str) -> None:
 
 
 def set_up(lab: Lab, settings: str) -> None:
-    """Gives all sidecars of a lab that is not up yet these lines in [replication], which is the last table of their configuration.
+    """Gives all sidecars of a lab that is not up yet these lines in [replication], and the tables behind them.
 
     Where they have the size of the log, no message or transaction may be larger than such a log has room for.
     """
     size = re.search(r"(?m)^log_bytes_max = (\d+)$", settings)
     limits = "".join(f"{key} = {int(size[1]) // 8}\n" for key in ("message_bytes_max", "transaction_bytes_max")) if size else ""
+    keys, mark, tables = f"\n{settings.strip()}".partition("\n[")
     lab.prepare()
     for node in lab.nodes.values():
-        text = node.config.read_text().replace("[door]\n", f"[door]\n{limits}")
-        node.config.write_text(f"{text.rstrip()}\n{settings.strip()}\n")
+        text = node.config.read_text().replace("[door]\n", f"[door]\n{limits}").replace("[replication]\n", f"[replication]{keys}\n")
+        node.config.write_text(f"{text.rstrip()}\n{mark}{tables}\n")
 
 
 def replication(lab: Lab, **keys: object) -> None:

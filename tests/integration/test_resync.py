@@ -244,11 +244,13 @@ def test_a_queue_waits_for_its_receiver(broker_version: str, tmp_path: Path) -> 
             source.change_many(0, 20)
             arrived(receiver, source)
             normal(receiver)
+            eventually("the sink to know its position", lambda: bool(receiving_status(lab, "held")["receivers"]))
         pad = " " * DELTA_BYTES
         for number in range(3 * RECEIVE_BYTES // DELTA_BYTES):
             source.stock[number % 9] = number
             body = json.dumps({"table": "stock", "op": "put", "rows": [{"item": number % 9, "count": number}]})
             source.last = source.publisher.transmit_log_entry_message((body + pad).encode(), ["west"]).replication_id
+            time.sleep(0.05)  # the sink looks a few times a second
         source.publisher.flush(60)
         held = "it takes nothing more: receiver '"
         eventually("the queue to be held", lambda: held in str(receiving_status(lab, "held")["held"]))
