@@ -1,4 +1,4 @@
-"""SIGKILL of the driver, an executor, the source's primary or a sink node between any two steps of a micro-batch: the tables equal the source."""
+"""The pipeline on a cluster, with one victim that is killed before random steps of micro-batches. Its tests are in two files, for two shards."""
 
 from __future__ import annotations
 
@@ -28,8 +28,6 @@ from lrq_ha.lab.keeper import end_with_parent
 from lrq_ha.publisher import Publisher
 from lrq_ha.spark.pipeline import store
 from lrq_ha.spark.pipeline.errors import NoVersion
-
-pytestmark = [pytest.mark.broker, pytest.mark.full, pytest.mark.timeout(3600), pytest.mark.one_version("4.3"), pytest.mark.proves("G6")]
 
 KILLS = 5
 STEP_TIMEOUT_S = 300.0
@@ -187,9 +185,8 @@ def in_sync(lab: Lab, group: str) -> bool:
     return primary is not None and len(lab.status(primary)["members"]) == 2
 
 
-@pytest.mark.parametrize("victim", ["driver", "executor", "primary", "sink"])
-def test_a_kill_before_any_step(spark: SparkSession, sites: Lab, cluster: Cluster, tmp_path: Path, victim: str) -> None:
-    """Takes minutes: a driver on a cluster that is killed needs a Spark for each of its lives, and a killed node a promotion."""
+def kill_before_any_step(spark: SparkSession, sites: Lab, cluster: Cluster, tmp_path: Path, victim: str) -> None:
+    """Kills the driver, an executor, the source's primary or the sink's. In the end, the tables equal the source."""
     random, path, steps = Random(f"{victim} 1"), tmp_path / "tables", Steps()
     client = f"{victim}{time.time_ns()}"  # of its own, so that no job has to read what was before
     source, queue = Source(sites, client), f"LRQ_Recv_{client}_east"
