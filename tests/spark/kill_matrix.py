@@ -219,7 +219,7 @@ def kill_before_any_step(spark: SparkSession, sites: Lab, cluster: Cluster, tmp_
             until(f"no version after a kill before {step}", lambda: len(store.list_versions(path)) > versions, driver)  # noqa: B023
         rows = source.end()
         assert len(rows) > KEYS // 2
-        until("the tables do not equal the source", lambda: found(spark, path) == (rows, rows), driver)
+        until("the tables do not equal the source", lambda: found(spark, path) == (rows, rows), driver, lambda: len(store.list_versions(path)))
     finally:
         source.end()
         driver.kill()
@@ -230,11 +230,14 @@ def found(spark: SparkSession, path: Path) -> tuple[dict[str, int], dict[str, in
     return table(spark, path), table(spark, path, "u")
 
 
-def until(what: str, holds: Callable[[], bool], driver: Driver | None = None) -> None:
-    deadline = time.monotonic() + STEP_TIMEOUT_S
+def until(what: str, holds: Callable[[], bool], driver: Driver | None = None, progress: Callable[[], int] = lambda: 0) -> None:
+    """Waits for `holds`, as long as `progress` goes on: a job that was killed five times has much to read."""
+    deadline, seen = time.monotonic() + STEP_TIMEOUT_S, progress()
     while not _holds(holds):
         if driver is not None:
             driver.check()
+        if (now := progress()) != seen:
+            deadline, seen = time.monotonic() + STEP_TIMEOUT_S, now
         assert time.monotonic() < deadline, what
         time.sleep(0.1)
 
