@@ -152,6 +152,33 @@ def test_the_nodes_are_cut_off_from_each_other(lab: Lab, links: dict[str, Way], 
             link.mend()
 
 
+@pytest.mark.parametrize("end", ["primary", "backup"])
+def test_one_nodes_way_to_the_other_is_cut(lab: Lab, links: dict[str, Way], tmp_path: Path, end: str) -> None:
+    """In one direction only: no node takes over, and the primary goes on, alone if need be."""
+    primary, backup = in_record(lab)
+    with loaded(lab, tmp_path, takeovers=0) as traffic:
+        links[{"primary": primary, "backup": backup}[end]].cut()
+        goes_on_for(traffic, 3 * TTL_S)
+        assert primary_of(lab) == primary
+        assert not lab.status(backup)["serving"]
+        for link in links.values():
+            link.mend()
+
+
+def test_the_primary_is_cut_off_from_everything(lab: Lab, ways: dict[str, Way], links: dict[str, Way], tmp_path: Path) -> None:
+    """But from clients: they get no confirm from it that the new primary lacks, and it follows when the ways are mended."""
+    primary, backup = in_record(lab)
+    with loaded(lab, tmp_path, takeovers=1) as traffic:
+        for way in (ways[primary], *links.values()):
+            way.cut()
+        takes_over(lab, backup)
+        goes_on(traffic)
+        assert not lab.status(primary)["serving"]
+        for way in (ways[primary], *links.values()):
+            way.mend()
+        assert in_record(lab) == (backup, primary)
+
+
 def test_a_node_of_priority_0(lab: Lab, tmp_path: Path) -> None:
     """It does not take over by itself, and says why; the former primary goes on when it is back."""
     primary, backup = in_record(lab)
