@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -34,9 +37,12 @@ def browser() -> Iterator[Browser]:
     for argument in ("--headless", "--no-sandbox", "--disable-dev-shm-usage", "--no-proxy-server", "--window-size=1200,800"):
         options.add_argument(argument)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    made = webdriver.Chrome(options, webdriver.ChromeService(DRIVER))
+    service = webdriver.ChromeService(DRIVER, popen_kw={"start_new_session": True})
+    made = webdriver.Chrome(options, service)
     yield made
     made.quit()
+    with suppress(ProcessLookupError):
+        os.killpg(service.process.pid, signal.SIGKILL)  # Debian's browser is started by a script, and outlives its driver
 
 
 @pytest.fixture
