@@ -103,7 +103,7 @@ class Status:
         primary = node.primary()
         return {
             "role": node.role.value,
-            "serving": node.serving,
+            "serving": node.serving and not node.cut_off,
             "reason": node.reason + self._troubles(),
             "epoch": node.leading or node.leader_epoch,
             "log": replica.index.log_id.hex() or None,
@@ -185,7 +185,7 @@ class Status:
             doing, how_far = self._turning_away.busy, self._turning_away.progress()
             others = (*self._lacking_peers(), *map(self._differs, node.peers))
             own = (self._log.trouble(), self._sites.trouble(), self._keeper.trouble(), self._at_stake())
-            known = (*broker, doing, how_far, taken_out(node), behind, *own, *self._cut_off(), *others)
+            known = (*broker, node.cut_off, doing, how_far, taken_out(node), behind, *own, *self._cut_off(), *others)
             return "".join(f"; {trouble}" for trouble in known if trouble)
         if node.role not in _FOLLOWS or node.primary():
             return "".join(f"; {trouble}" for trouble in (*broker, self._receiving.pausing) if trouble)

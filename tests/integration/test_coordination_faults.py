@@ -21,7 +21,7 @@ import pytest
 from etcd_rig import EtcdCluster, Way, close_ways, copy_data
 from load import command, eventually, primary_of, told
 from sidecar_process import Sidecar
-from test_coordination import TTL_S, ask_etcd, goes_on, history, in_record, key, loaded, record, takes_over
+from test_coordination import TAKES_OVER_S, TTL_S, ask_etcd, goes_on, history, in_record, key, loaded, record, takes_over
 from traffic import Traffic
 
 from lrq_ha.coordination.register import HISTORY_MAX
@@ -171,9 +171,10 @@ def test_the_primary_is_cut_off_from_everything(lab: Lab, ways: dict[str, Way], 
     with loaded(lab, tmp_path, takeovers=1) as traffic:
         for way in (ways[primary], *links.values()):
             way.cut()
-        takes_over(lab, backup)
+        eventually("the backup to take over", lambda: bool(lab.status(backup)["serving"]), TAKES_OVER_S, seen=lambda: told(lab, backup))
         goes_on(traffic)
-        assert not lab.status(primary)["serving"]
+        eventually("the former primary to turn clients away", lambda: not lab.status(primary)["serving"], seen=lambda: told(lab, primary))
+        assert "another node may lead now" in lab.status(primary)["reason"]
         for way in (ways[primary], *links.values()):
             way.mend()
         assert in_record(lab) == (backup, primary)
