@@ -173,14 +173,18 @@ def test_a_snapshot_that_a_client_without_a_provider_leaves_is_made_by_the_next_
         following.publisher.close(60)
 
 
+def change_largely(source: Source, number: int) -> None:
+    """Changes one of nine items, with DELTA_BYTES of padding."""
+    source.stock[number % 9] = number
+    body = json.dumps({"table": "stock", "op": "put", "rows": [{"item": number % 9, "count": number}]})
+    source.last = source.publisher.transmit_log_entry_message((body + " " * DELTA_BYTES).encode(), ["west"]).replication_id
+
+
 def feed_three_times_its_size(lab: Lab, source: Source) -> None:
     """Writes three times the size of its queue, with a table of nine items, no faster than full syncs come."""
     snapshots: set[str] = set()
-    pad = " " * DELTA_BYTES
     for number in range(3 * RECEIVE_BYTES // DELTA_BYTES):
-        source.stock[number % 9] = number
-        body = json.dumps({"table": "stock", "op": "put", "rows": [{"item": number % 9, "count": number}]})
-        source.last = source.publisher.transmit_log_entry_message((body + pad).encode(), ["west"]).replication_id
+        change_largely(source, number)
         if number % 10 == 0:
             source.publisher.flush(60)
             time.sleep(0.3)  # the sink looks a few times a second
@@ -199,24 +203,28 @@ def test_a_queue_fed_three_times_its_size_gives_a_new_receiver_the_whole_table(l
         assert stock(path) == source.stock
 
 
+class Telling(Counting):
+    """Keeps a table in a database file; what it is told of goes to `errors`."""
+
+    def __init__(self, path: Path, errors: list[ReceiverError]) -> None:
+        super().__init__(lambda: sqlite3.connect(path, timeout=30), [TABLE])
+        self._told = errors
+
+    def on_error(self, source: str, error: ReceiverError) -> None:
+        self._told.append(error)
+
+
 def test_a_receiver_whose_place_was_trimmed_is_told_and_healed(lab: Lab, source: Source, tmp_path: Path) -> None:
     """It is away while its queue is fed three times its size: what comes next for it is gone."""
     path, errors = database(tmp_path), list[ReceiverError]()
 
-    class Telling(Counting):
-        def on_error(self, source: str, error: ReceiverError) -> None:
-            errors.append(error)
-
-    def telling() -> Telling:
-        return Telling(lambda: sqlite3.connect(path, timeout=30), [TABLE])
-
-    with receiving(lab, source, telling()) as receiver:
+    with receiving(lab, source, Telling(path, errors)) as receiver:
         source.change_many(0, 20)
         arrived(receiver, source)
         normal(receiver)
         left_at = receiver.status()["east"].position
     feed_three_times_its_size(lab, source)
-    with receiving(lab, source, telling()) as receiver:
+    with receiving(lab, source, Telling(path, errors)) as receiver:
         arrived(receiver, source)
         normal(receiver)
         assert stock(path) == source.stock
@@ -231,25 +239,15 @@ def test_a_queue_waits_for_its_receiver(broker_version: str, tmp_path: Path) -> 
     set_up(lab, f'\n[receive]\nbytes_max = {RECEIVE_BYTES}\non_backlog = "hold"')
     path, errors = database(tmp_path), list[ReceiverError]()
 
-    class Telling(Counting):
-        def on_error(self, source: str, error: ReceiverError) -> None:
-            errors.append(error)
-
-    def telling() -> Telling:
-        return Telling(lambda: sqlite3.connect(path, timeout=30), [TABLE])
-
     with lab:
         source = Source(lab, "held")
-        with receiving(lab, source, telling()) as receiver:
+        with receiving(lab, source, Telling(path, errors)) as receiver:
             source.change_many(0, 20)
             arrived(receiver, source)
             normal(receiver)
             eventually("the sink to know its position", lambda: bool(receiving_status(lab, "held")["receivers"]))
-        pad = " " * DELTA_BYTES
         for number in range(3 * RECEIVE_BYTES // DELTA_BYTES):
-            source.stock[number % 9] = number
-            body = json.dumps({"table": "stock", "op": "put", "rows": [{"item": number % 9, "count": number}]})
-            source.last = source.publisher.transmit_log_entry_message((body + pad).encode(), ["west"]).replication_id
+            change_largely(source, number)
             time.sleep(0.05)  # the sink looks a few times a second
         source.publisher.flush(60)
         held = "it takes nothing more: receiver '"
@@ -257,7 +255,7 @@ def test_a_queue_waits_for_its_receiver(broker_version: str, tmp_path: Path) -> 
         eventually("the source to say so", lambda: held in told(lab, "e1")["sessions"]["west"]["clients"]["held"]["problem"])
         assert re.search(r"receiver '\S+' lacks \d+ bytes of LRQ_Recv_held_east, which surely keeps", command("list", lab=lab)[1])
         assert receiving_status(lab, "held")["snapshot"]["bytes_behind"] < RECEIVE_BYTES
-        with receiving(lab, source, telling()) as receiver:
+        with receiving(lab, source, Telling(path, errors)) as receiver:
             arrived(receiver, source)
             normal(receiver)
             assert stock(path) == source.stock

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from pipeline_model import encode
 from pyspark.sql import SparkSession
-from standalone import Cluster
+from standalone import Cluster, pipeline_config
 from stepped_pipeline import STEPS
 from test_pipeline_job import table
 
@@ -192,12 +192,7 @@ def kill_before_any_step(spark: SparkSession, sites: Lab, cluster: Cluster, tmp_
     source, queue = Source(sites, client), f"LRQ_Recv_{client}_east"
     doors = ",".join(node.door for node in sites.nodes.values() if node.group == "west")
     config = tmp_path / "pipeline.toml"
-    config.write_text(
-        f'[source]\nnodes = "{doors}"\nsubscribe = "{queue}"\nmaxEntriesPerTrigger = 300\nminPartitions = 2\n'
-        + "".join(f'[tables.{name}]\nschema = "k STRING, v INT"\nkey = ["k"]\nbuckets = 1\n' for name in "tu")
-        + f'[sink]\npath = "{path}"\n[spark]\n'
-        + "".join(f'"{name}" = "{value}"\n' for name, value in cluster.settings.items())
-    )
+    config.write_text(pipeline_config(cluster, doors, queue, path, entries=300, partitions=2, buckets=1))
     until("no receive queue", lambda: queue in sites.ctl(str(sites.primary("west")), "list_queues", "-p", "lrq", "name"))
     driver = Driver(config, steps.port, tmp_path)
     primary, sink = Primary(sites, "east"), Primary(sites, "west")

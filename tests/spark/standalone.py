@@ -138,3 +138,13 @@ def start_connect_server(folder: Path) -> tuple[SparkServer, str]:
     memory = {"SPARK_DAEMON_MEMORY": "1g"}  # it is a driver, too
     server = SparkServer(command, folder / "connect.log", r"Spark Connect server started at: \S*?:(\d+)", memory)
     return server, f"sc://{HOST}:{server.said}"
+
+
+def pipeline_config(cluster: Cluster, nodes: str, queue: str, path: Path, *, entries: int, partitions: int, buckets: int) -> str:
+    """The configuration of a pipeline on a cluster, with tables t and u. `entries`: of a micro-batch, at most."""
+    return (
+        f'[source]\nnodes = "{nodes}"\nsubscribe = "{queue}"\nmaxEntriesPerTrigger = {entries}\nminPartitions = {partitions}\n'
+        + "".join(f'[tables.{name}]\nschema = "k STRING, v INT"\nkey = ["k"]\nbuckets = {buckets}\n' for name in "tu")
+        + f'[sink]\npath = "{path}"\n[spark]\n'
+        + "".join(f'"{name}" = "{value}"\n' for name, value in cluster.settings.items())
+    )

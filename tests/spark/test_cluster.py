@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 from receive_queues import ReceiveQueue, transaction
-from standalone import Cluster
+from standalone import Cluster, pipeline_config
 from test_pipeline_job import begin, pairs, start_job, table, wait_for_version
 
 from lrq_ha.spark.pipeline import store
@@ -137,12 +137,7 @@ def test_the_pipeline(spark: SparkSession, nodes: str, receive_queue: Make, clus
     begin(queue)
     pairs(queue, range(4, 804))
     config = tmp_path / "pipeline.toml"
-    config.write_text(
-        f'[source]\nnodes = "{nodes}"\nsubscribe = "{queue.name}"\nmaxEntriesPerTrigger = 200\nminPartitions = 4\n'
-        + "".join(f'[tables.{name}]\nschema = "k STRING, v INT"\nkey = ["k"]\nbuckets = 2\n' for name in "tu")
-        + f'[sink]\npath = "{path}"\n[spark]\n'
-        + "".join(f'"{name}" = "{value}"\n' for name, value in cluster.settings.items())
-    )
+    config.write_text(pipeline_config(cluster, nodes, queue.name, path, entries=200, partitions=4, buckets=2))
     job = start_job(config, "--once")
     faults = [(2, cluster.kill_executor), (4, cluster.kill_worker)]
     for version, fault in faults:
