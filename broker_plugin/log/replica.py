@@ -88,7 +88,7 @@ class Replica:
         barrier: In front of declarations.
         undeclared: Targets of clients' publishes that the log does not declare.
         shortfall: The log's needs that this node's broker lacks.
-        held_queues: Receive queues that take no batch, and why.
+        holds: Says why a receive queue takes no batch now; empty: it takes them.
         moving: Holds at this node's door until these queues have been moved (R17).
         to_apply, to_apply_bytes: Entries that wait for the applier.
         entered: Vhosts that this broker has, or had once.
@@ -123,7 +123,7 @@ class Replica:
         self.given_out = DeliveryHistory()
         self.shortfall = Shortfall(shortfall)
         self.undeclared = UndeclaredTargets(self.declared)
-        self.held_queues: dict[str, str] = {}
+        self.holds: Callable[[str], str] = lambda _queue: ""
         self.moving: dict[QueueKey, QueueHold] = {}
         self.barrier = Barrier(self.progress, self.moving, self.flush, lambda: self.end)
         self.to_apply: deque[Entry] = deque()

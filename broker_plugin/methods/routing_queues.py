@@ -246,7 +246,7 @@ def _receive(session: ClientSession, channel: ClientChannel, queue: str, body: b
     if len(body) > chain.BATCH_BYTES_MAX:  # its view could not take the batch, at any start of this node
         todo = f"it may have {chain.BATCH_BYTES_MAX}: run one version on both sides"
         raise LrqError(f"a batch of {len(body)} bytes is too large for {queue}", todo=todo)
-    if held := session.replica.held_queues.get(queue):
+    if held := session.replica.holds(queue):
         raise LrqError(f"{queue}: {held}", retriable=True)
     verdict = session.replica.index.sink.accept(queue, batch)
     if isinstance(verdict, Gap):

@@ -248,7 +248,6 @@ def test_a_queue_waits_for_its_receiver(broker_version: str, tmp_path: Path) -> 
             eventually("the sink to know its position", lambda: bool(receiving_status(lab, "held")["receivers"]))
         for number in range(3 * RECEIVE_BYTES // DELTA_BYTES):
             change_largely(source, number)
-            time.sleep(0.05)  # the sink looks a few times a second
         source.publisher.flush(60)
         held = "it takes nothing more: receiver '"
         eventually("the queue to be held", lambda: held in str(receiving_status(lab, "held")["held"]))

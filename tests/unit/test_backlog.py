@@ -54,6 +54,12 @@ class Watched:
         self.commits: dict[str, pb.Commit] = {}
         self.replica.index.commits.of_queue = lambda _: list(self.commits.values())  # type: ignore[method-assign, assignment]
         self.state = ReceiveState()
+        self.replica.index.sink.newest = lambda _: self.state  # type: ignore[method-assign, assignment]
+
+    @property
+    def held(self) -> str:
+        """What the door is told before a batch."""
+        return self.replica.holds(QUEUE)
 
     def come(self, size: int) -> None:
         """A batch of `size` bytes has come."""
@@ -74,17 +80,17 @@ def test_a_receiver_in_danger(hold: bool, caplog: pytest.LogCaptureFixture) -> N
     watched.come(1)
     watched.commit("app")
     watched.come(watched.kept // 2)
-    assert (watched.keeper.trouble(), dict(watched.replica.held_queues), caplog.messages) == ("", {}, [])
+    assert (watched.keeper.trouble(), watched.held, caplog.messages) == ("", "", [])
     watched.come(watched.kept // 100)
     text = watched.keeper.trouble()
     assert text.startswith(f"receiver 'app' lacks {watched.kept // 2 + watched.kept // 100} bytes of {QUEUE}, which surely keeps {watched.kept}:")
     assert caplog.messages == [text]
-    assert watched.replica.held_queues == ({QUEUE: f"it takes nothing more: {text}"} if hold else {})
+    assert watched.held == (f"it takes nothing more: {text}" if hold else "")
     told = watched.keeper._tell_queue(QUEUE, watched.state)
     assert told["receivers"]["app"]["problem"] == text
-    assert told["held"] == watched.replica.held_queues.get(QUEUE)
+    assert told["held"] == (watched.held or None)
     watched.commit("app")
-    assert (watched.keeper.trouble(), dict(watched.replica.held_queues)) == ("", {})
+    assert (watched.keeper.trouble(), watched.held) == ("", "")
     assert len(caplog.messages) == 1
 
 
@@ -95,24 +101,49 @@ def test_a_held_queue_waits_until_no_receiver_lacks_more_than_a_quarter() -> Non
     watched.commit("slow")
     for _ in range(60):
         watched.come(watched.kept // 100)
-    assert QUEUE in watched.replica.held_queues
+    assert watched.held
     assert "(and 1 more receivers)" in watched.keeper.trouble()
+    assert "(and 1 more receivers)" in watched.held
     watched.commit("fast")
-    assert QUEUE in watched.replica.held_queues
+    assert watched.held
     assert "more receivers" not in watched.keeper.trouble()
     slow = watched.commits["slow"].position
     slow.sequence += 20  # it lacks 40 of 100
     watched.keeper._consider_receivers(QUEUE, watched.state)
-    assert QUEUE in watched.replica.held_queues
+    assert watched.held
     slow.sequence += 20
     watched.keeper._consider_receivers(QUEUE, watched.state)
-    assert watched.replica.held_queues == {}
+    assert watched.held == ""
     watched.come(watched.kept // 5)
-    assert watched.replica.held_queues == {}, "it lacks 40 of 100, and half is allowed"
+    assert watched.held == "", "it lacks 40 of 100, and half is allowed"
 
 
 def test_a_queue_without_receivers_is_never_held() -> None:
     watched = Watched(hold=True)
     for _ in range(20):
         watched.come(watched.kept)
-    assert (watched.keeper.trouble(), watched.replica.held_queues) == ("", {})
+        assert (watched.keeper.trouble(), watched.held) == ("", "")
+
+
+def test_each_batch_is_looked_at() -> None:
+    """A backlog that comes at once is stopped before the queue drops what its receiver needs."""
+    watched, came = Watched(hold=True), 0
+    watched.come(1)
+    watched.commit("app")
+    while not watched.held:
+        size = watched.kept // 10
+        watched.state = watched.state._replace(last=Position(1, watched.state.last.sequence + 1), size=watched.state.size + size)
+        came += size
+    assert watched.kept // 2 < came < watched.kept
+
+
+def test_a_receiver_that_waits_for_a_snapshot_holds_nothing() -> None:
+    """The queue no longer has what it needs: the snapshot that heals it has to come in."""
+    watched = Watched(hold=True)
+    watched.come(1)
+    watched.commit("app")
+    watched.come(watched.kept)
+    assert watched.held
+    watched.come(watched.kept // 100)
+    assert (watched.held, watched.keeper._tell_queue(QUEUE, watched.state)["held"]) == ("", None)
+    assert "receiver 'app' lacks" in watched.keeper.trouble()

@@ -8,7 +8,8 @@ Rules:
   stream. So the first message of each copy is looked up when the node becomes primary, and at times.
 - A demand goes into the log, so it outlives this primary. A source without a full sync provider leaves it open.
 - A receiver is in danger that lacks more than half of what its queue surely keeps. With `on_backlog = "hold"` its queue then takes nothing more, and
-  the backlog stays at the source, until no receiver lacks more than a quarter.
+  the backlog stays at the source, until no receiver lacks more than a quarter. That is decided before each batch, because a backlog comes fast. A
+  receiver that lacks more than the queue surely keeps holds nothing: it waits for a snapshot, which has to come in.
 """
 
 from __future__ import annotations
@@ -54,7 +55,9 @@ class SnapshotKeeper:
         self._replica = replica
         self._streams = streams
         self._keep_snapshot = keep_snapshot
-        self._hold = hold
+        if hold:
+            replica.holds = self._hold
+        self._held: dict[str, str] = {}  # why a queue takes nothing more
         self._backlogs: dict[str, Backlog] = {}
         self._dangers: dict[str, dict[str, str]] = {}  # texts, by queue and receiver
         self._written_at: dict[str, float] = {}  # monotonic seconds of the last batch that was written to a queue here
@@ -98,30 +101,38 @@ class SnapshotKeeper:
     def _tell_queue(self, queue: str, state: ReceiveState) -> dict[str, Any]:
         commits = self._replica.index.commits.of_queue(queue)
         receivers = {commit.receiver: _tell_receiver(commit, state) | self._tell_backlog(queue, commit, state) for commit in commits}
-        return _tell(queue, state, self._age_s(queue)) | {"held": self._replica.held_queues.get(queue), "receivers": receivers}
+        return _tell(queue, state, self._age_s(queue)) | {"held": self._held.get(queue), "receivers": receivers}
 
     def _tell_backlog(self, queue: str, commit: pb.Commit, state: ReceiveState) -> dict[str, Any]:
         backlog = self._backlogs.get(queue)
         behind = backlog.bytes_behind(position_of(commit.position), state) if backlog else None
         return {"lag_bytes": behind, "problem": self._dangers.get(queue, {}).get(commit.receiver)}
 
-    def _consider_receivers(self, queue: str, state: ReceiveState) -> None:
-        kept, held = self._kept(queue), self._replica.held_queues
+    def _hold(self, queue: str) -> str:
+        """Why a queue takes no batch now; empty: it takes the next one."""
+        lacks, kept = self._consider_receivers(queue, self._replica.index.sink.newest(queue)), self._kept(queue)
+        limit = kept // 4 if queue in self._held else kept // 2
+        late = {name: _describe_danger(name, queue, size, kept) for name, size in lacks.items() if limit < size <= kept}
+        if late:
+            self._held[queue] = f"it takes nothing more: {_first_of(late)}"
+        else:
+            self._held.pop(queue, None)
+        return self._held.get(queue, "")
+
+    def _consider_receivers(self, queue: str, state: ReceiveState) -> dict[str, int]:
+        """Notes the receivers in danger. Returns the bytes that each receiver lacks."""
+        kept = self._kept(queue)
         backlog = self._backlogs.setdefault(queue, Backlog(kept))
         backlog.note(state)
         lacks = {
             commit.receiver: backlog.bytes_behind(position_of(commit.position), state) for commit in self._replica.index.commits.of_queue(queue)
         }
         before = self._dangers.get(queue, {})
-        limit = kept // 4 if queue in held else kept // 2
-        dangers = {name: _describe_danger(name, queue, size, kept) for name, size in lacks.items() if size > limit}
+        dangers = {name: _describe_danger(name, queue, size, kept) for name, size in lacks.items() if size > kept // 2}
         for name in dangers.keys() - before.keys():
             log.warning("%s", dangers[name])
         self._dangers[queue] = dangers
-        if self._hold and dangers:
-            held[queue] = f"it takes nothing more: {_first_of(dangers)}"
-        else:
-            held.pop(queue, None)
+        return lacks
 
     def _consider_size(self, queue: str, state: ReceiveState) -> None:
         kept = self._kept(queue)
