@@ -56,7 +56,7 @@ ROWS: dict[str, Callable[[list[str], bool], Row]] = {
     "P10": lambda series, short: joining.p10(series, joining.SHORT if short else joining.Plan()),
     "P11": lambda series, short: receiving.p11(series, receiving.SHORT_ENTRIES if short else receiving.ENTRIES, 1 if short else 3),
     "P12": lambda series, short: tables.p12(series, tables.SHORT if short else tables.Plan()),
-    "P13": lambda series, short: takeover.p13(series, 2 if short else 10),
+    "P13": lambda series, short: takeover.p13(series, takeover.SHORT if short else takeover.Plan()),
     "P14": lambda series, short: sink.p14(series, sink.SHORT_ROWS if short else sink.ROWS, 1 if short else 3),
 }
 #: Measured only when named: they take long.

@@ -6,8 +6,9 @@ Rules:
 - The cost of the sites is the CPU time of the source's sidecar while it sends, less that of a run in which no sink answers: that one is what the
   door and the log cost. The tenth site's cost is the slope between the two longest lists of sites.
 - The bytes of the send queue are those of its segment files.
-- Beside them, in runs of their own, shovels: a fanout exchange with a queue for each site, and a shovel from each queue to a broker of its own. A
-  message is an entry. The CPU time of the source's broker counts, less that of a run without the shovels.
+- Beside them, in runs of their own, shovels and federation. Shovels: a fanout exchange with a queue for each site, and a shovel from each queue to
+  a broker of its own. Federation: such an exchange at the source, and one at each site that has it as its upstream. A message is an entry. The CPU
+  time of the source's broker counts, less that of a run in which the messages stay in the source's queues.
 """
 
 from __future__ import annotations
@@ -34,19 +35,19 @@ GOAL_TENTH = 0.2
 GOAL_BYTES = 1.1
 ENTRY_BYTES = 100
 PER_TRANSACTION = 100
-CLIENT = "bench"
+CLIENT, EXCHANGE = "bench", "bench-fanout"
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How many sites, and entries in a run; whether shovels are measured, too."""
+    """How many sites, and entries in a run; what is measured beside the sessions."""
 
     sites: tuple[int, ...] = (1, 3, 10)
     entries: int = 300_000
-    shovels: bool = True
+    rivals: tuple[str, ...] = ("shovels", "federation")
 
 
-SHORT = Plan((1, 3), 50_000, shovels=False)
+SHORT = Plan((1, 3), 50_000, ())
 
 
 def p4(brokers: list[str], plan: Plan) -> Row:
@@ -55,11 +56,10 @@ def p4(brokers: list[str], plan: Plan) -> Row:
     figures: list[Figure] = []
     for broker in brokers:
         those = [_run(broker, count, plan.entries) for count in plan.sites]
-        if plan.shovels:
-            those += [_shovels(broker, count, plan.entries // 10) for count in plan.sites[:2]]
+        those += [_rival(broker, by, count, plan.entries // 10) for by in plan.rivals for count in plan.sites[:2]]
         runs += those
         figures += figures_of(broker, [run for run in those if run["by"] == "sessions"])
-        figures += [Figure(f"shovel_us_{run['sites']}", run["site_us"], variant=broker) for run in those if run["by"] == "shovels"]
+        figures += [Figure(f"{run['by']}_us_{run['sites']}", run["site_us"], variant=broker) for run in those if run["by"] in RIVALS]
     return Row("P4", figures, f"{plan.entries:,} entries of {ENTRY_BYTES} B, {PER_TRANSACTION} a transaction, to {plan.sites} sites", runs)
 
 
@@ -139,31 +139,72 @@ def _send_queue_bytes(lab: Lab) -> int:
     return sum(path.stat().st_size for path in files)
 
 
-def _shovels(broker: str, count: int, messages: int) -> dict[str, Any]:
-    with Lab({"east": 1, "west": count}, broker=broker, brokers_only=True, plugins=["rabbitmq_shovel"]) as lab:
+def _shovels(lab: Lab, queues: dict[str, str]) -> dict[str, dict[str, Any]]:
+    """Definitions by node: a shovel from each of the source's queues to a target's."""
+    source = lab.nodes["e1"].broker
+    values = [
+        {"vhost": "/", "component": "shovel", "name": queue, "value": {
+            "src-protocol": "amqp091", "src-uri": source, "src-queue": queue, "dest-protocol": "amqp091", "dest-uri": target, "dest-queue": queue,
+            "ack-mode": "on-confirm"}}
+        for queue, target in queues.items()
+    ]  # fmt: skip
+    return {"e1": {"parameters": values}}
+
+
+def _federation(lab: Lab, queues: dict[str, str]) -> dict[str, dict[str, Any]]:
+    """Definitions by node: each target's exchange gets the messages of the source's, whose own queues are gone."""
+    source = lab.nodes["e1"].broker
+    with pika.BlockingConnection(pika.URLParameters(source)) as connection:
+        for queue in queues:
+            connection.channel().queue_delete(queue)
+    upstream = {"vhost": "/", "component": "federation-upstream", "name": "source", "value": {"uri": source, "ack-mode": "on-confirm"}}
+    policy = {"vhost": "/", "name": "federated", "pattern": f"^{EXCHANGE}$", "apply-to": "exchanges", "priority": 0,
+              "definition": {"federation-upstream-set": "all"}}  # fmt: skip
+    return {name: {"parameters": [upstream], "policies": [policy]} for name in lab.nodes if name != "e1"}
+
+
+#: What is measured beside the sessions: a plugin, and the definitions that let it bring messages from the source's exchange to the targets' queues.
+RIVALS = {"shovels": ("rabbitmq_shovel", _shovels), "federation": ("rabbitmq_federation", _federation)}
+
+
+def _rival(broker: str, by: str, count: int, messages: int) -> dict[str, Any]:
+    plugin, define = RIVALS[by]
+    with Lab({"east": 1, "west": count}, broker=broker, brokers_only=True, plugins=[plugin]) as lab:
         source, *targets = (node.broker for node in lab.nodes.values())
-        queues = [f"to-{number}" for number in range(count)]
-        for queue, target in zip(queues, targets, strict=True):
+        queues = {f"to-{number}": target for number, target in enumerate(targets)}
+        for queue, target in queues.items():
             for url in (source, target):
                 _bound_queue(url, queue)
-        alone = _shovelled(lab, source, messages, dict.fromkeys(queues, source))
+        alone = _sent(lab, source, messages, dict.fromkeys(queues, source))
         for queue in queues:
             with pika.BlockingConnection(pika.URLParameters(source)) as connection:
                 connection.channel().queue_purge(queue)
-        values = [
-            {"vhost": "/", "component": "shovel", "name": queue, "value": {
-                "src-protocol": "amqp091", "src-uri": source, "src-queue": queue, "dest-protocol": "amqp091", "dest-uri": target, "dest-queue": queue,
-                "ack-mode": "on-confirm"}}
-            for queue, target in zip(queues, targets, strict=True)
-        ]  # fmt: skip
-        definitions = lab.directory / "shovels.json"  # a file of the user's alone: the addresses hold passwords
-        definitions.write_text(json.dumps({"parameters": values}))
-        lab.ctl("e1", "import_definitions", str(definitions))
-        live = _shovelled(lab, source, messages, dict(zip(queues, targets, strict=True)))
+        for name, definitions in define(lab, queues).items():
+            path = lab.directory / f"{name}-definitions.json"  # a file of the user's alone: the addresses hold passwords
+            path.write_text(json.dumps(definitions))
+            lab.ctl(name, "import_definitions", str(path))
+        _wait_for_links(source, queues)
+        live = _sent(lab, source, messages, queues)
     all_us = live["us"] - alone["us"]
-    run = {"by": "shovels", "broker": broker, "sites": count, "all_us": all_us, "site_us": all_us / count, "rate": messages / live["s"]}
+    run = {"by": by, "broker": broker, "sites": count, "all_us": all_us, "site_us": all_us / count, "rate": messages / live["s"]}
     note(f"P4 {run}")
     return run | {"alone": alone, "live": live}
+
+
+def _wait_for_links(source: str, queues: dict[str, str]) -> None:
+    """Returns when a message of the source's exchange comes to each target, and the targets' queues are empty again."""
+
+    def come() -> bool:
+        with pika.BlockingConnection(pika.URLParameters(source)) as connection:
+            connection.channel().basic_publish(EXCHANGE, "", b"")
+        time.sleep(1)
+        found = []
+        for queue, url in queues.items():
+            with pika.BlockingConnection(pika.URLParameters(url)) as connection:
+                found.append(connection.channel().queue_purge(queue).method.message_count)
+        return all(found)
+
+    until("all links", come, 2 * WAIT_S)
 
 
 def _has_come(arrived: Callable[[], int], messages: int) -> bool:
@@ -174,17 +215,17 @@ def _bound_queue(url: str, queue: str) -> None:
     with pika.BlockingConnection(pika.URLParameters(url)) as connection:
         channel = connection.channel()
         channel.queue_declare(queue, durable=True)
-        channel.exchange_declare("bench-fanout", "fanout", durable=True)
-        channel.queue_bind(queue, "bench-fanout")
+        channel.exchange_declare(EXCHANGE, "fanout", durable=True)
+        channel.queue_bind(queue, EXCHANGE)
 
 
-def _shovelled(lab: Lab, source: str, messages: int, arrive: dict[str, str]) -> dict[str, Any]:
+def _sent(lab: Lab, source: str, messages: int, arrive: dict[str, str]) -> dict[str, Any]:
     """Publishes, and waits until the queues have all. Seconds, and the CPU time of the source's broker per message."""
     before, began = cpu_of(lab)["e1.broker"], time.monotonic()
     with pika.BlockingConnection(pika.URLParameters(source)) as connection:
         channel = connection.channel()
         for _ in range(messages):
-            channel.basic_publish("bench-fanout", "", b"x" * ENTRY_BYTES, pika.BasicProperties(delivery_mode=2))
+            channel.basic_publish(EXCHANGE, "", b"x" * ENTRY_BYTES, pika.BasicProperties(delivery_mode=2))
     for queue, url in arrive.items():
         with asking(url, queue) as arrived:
             until("all messages", partial(_has_come, arrived, messages), 5 * WAIT_S)

@@ -1,8 +1,9 @@
 """P13: a group that etcd coordinates loses its primary, and no operator is there: time from the fault to the first confirm.
 
-Rules: a client asks the backup's door every RETRY_S until it confirms a publish. The lease has LEASE_TTL_S. Faults take turns; after each one the
-node comes back, and the next fault begins when both are in the set, in etcd, too, and the lease was renewed at a moment drawn from a seed before.
-With so few rounds the 99th percentile is the longest. While etcd stands still, no node may take over, and confirms go on.
+Rules: a client asks the backup's door every RETRY_S until it confirms a publish. Meanwhile others publish and consume. Each lease has a group of its
+own. Faults take turns; after each one the node comes back, and the next fault begins when both are in the set, in etcd, too, and the lease was
+renewed at a moment drawn from a seed before. With so few rounds the 99th percentile is the longest. While etcd stands still, no node may take over,
+and confirms go on.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ import os
 import random
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -21,12 +23,24 @@ from pika.exceptions import AMQPError
 from lrq_ha.errors import LrqError
 from lrq_ha.lab import Lab
 
-from .measure import WAIT_S, Figure, Row, declare, note, run_command, until
+from .measure import WAIT_S, Figure, Row, declare, go, note, read, run_command, started, until
 
-LEASE_TTL_S = 5.0
 RETRY_S = 0.2
-QUEUE = "bench-takeover"
+QUEUE, BUSY_QUEUE = "bench-takeover", "bench-busy"
+BUSY_RATE, BUSY_BYTES = 200, 1_024  # of the others: messages/s
 SETTLE_S = 6.0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Rounds of all faults with the short lease, and of those that only the end of a lease tells of with the long one."""
+
+    rounds: int = 10
+    long_rounds: int = 5
+
+
+SHORT = Plan(2, 1)
+LEASE_S, LONG_LEASE_S = 5.0, 10.0
 
 
 def _terminate(lab: Lab, primary: str) -> None:
@@ -51,82 +65,93 @@ class Fault(NamedTuple):
     Attributes:
         cause: Puts it in, given the lab and the primary's name.
         mend: Brings the node back.
-        median_s, longest_s: The goals.
+        goals: Seconds, median and longest, by the seconds of the lease with which the fault is measured.
     """
 
     cause: Callable[[Lab, str], object]
     mend: Callable[[Lab, str], object]
-    median_s: float
-    longest_s: float
+    goals: dict[float, tuple[float, float]]
 
 
-#: By name, with goals for a lease of LEASE_TTL_S.
+_BY_LEASE = {LEASE_S: (5.0, 7.0), LONG_LEASE_S: (9.5, 12.0)}
+#: By name.
 FAULTS: dict[str, Fault] = {
-    "switchover": Fault(_switch_over, lambda lab, primary: None, 1.0, 1.0),
-    "sidecar_ended": Fault(_terminate, _start, 1.0, 2.0),
-    "broker_killed": Fault(lambda lab, primary: lab.kill(f"{primary}.broker"), lambda lab, primary: lab.start(primary), 2.5, 4.0),
-    "sidecar_killed": Fault(lambda lab, primary: lab.kill(f"{primary}.sidecar"), _start, 5.0, 7.0),
-    "host_killed": Fault(lambda lab, primary: lab.kill(primary), _start, 5.0, 7.0),
-    "broker_stopped": Fault(lambda lab, primary: lab.stop(f"{primary}.broker"), lambda lab, primary: lab.cont(f"{primary}.broker"), 5.0, 7.0),
-    "sidecar_stopped": Fault(lambda lab, primary: lab.stop(f"{primary}.sidecar"), lambda lab, primary: lab.cont(f"{primary}.sidecar"), 5.0, 7.0),
-    "host_stopped": Fault(lambda lab, primary: lab.stop(primary), lambda lab, primary: lab.cont(primary), 5.0, 7.0),
+    "switchover": Fault(_switch_over, lambda lab, primary: None, {LEASE_S: (1.0, 1.0)}),
+    "sidecar_ended": Fault(_terminate, _start, {LEASE_S: (1.0, 2.0)}),
+    "broker_killed": Fault(lambda lab, primary: lab.kill(f"{primary}.broker"), lambda lab, primary: lab.start(primary), {LEASE_S: (2.5, 4.0)}),
+    "sidecar_killed": Fault(lambda lab, primary: lab.kill(f"{primary}.sidecar"), _start, _BY_LEASE),
+    "host_killed": Fault(lambda lab, primary: lab.kill(primary), _start, _BY_LEASE),
+    "broker_stopped": Fault(lambda lab, primary: lab.stop(f"{primary}.broker"), lambda lab, primary: lab.cont(f"{primary}.broker"), _BY_LEASE),
+    "sidecar_stopped": Fault(lambda lab, primary: lab.stop(f"{primary}.sidecar"), lambda lab, primary: lab.cont(f"{primary}.sidecar"), _BY_LEASE),
+    "host_stopped": Fault(lambda lab, primary: lab.stop(primary), lambda lab, primary: lab.cont(primary), _BY_LEASE),
 }
 ETCD_STOPPED = "etcd_stopped"
 ETCD_GOAL_S = 1.0  # the longest time to a confirm meanwhile
 
 
-def p13(brokers: list[str], rounds: int) -> Row:
-    """Each fault so many times on each RabbitMQ."""
-    runs: list[dict[str, Any]] = []
-    for broker in brokers:
-        with Lab({"east": 2}, broker=broker, sites={}, coordination={"lease_ttl_s": LEASE_TTL_S}) as lab:
-            declare(lab.nodes["e1"].door, QUEUE, "classic")
-            time.sleep(SETTLE_S)
-            rng = random.Random(1)
-            for number in range(rounds):
-                for fault in FAULTS:
-                    runs.append(_round(lab, fault, rng) | {"broker": lab.version})
-                    note(f"P13 {broker} {number + 1}/{rounds} {fault} {runs[-1]['seconds']:.2f} s")
-                runs.append(_etcd_round(lab) | {"broker": lab.version})
-                note(f"P13 {broker} {number + 1}/{rounds} {ETCD_STOPPED} {runs[-1]['seconds']:.2f} s at most")
-    return summary(runs)
+def p13(brokers: list[str], plan: Plan) -> Row:
+    """Each fault on each RabbitMQ, with each lease."""
+    rounds = {LEASE_S: plan.rounds, LONG_LEASE_S: plan.long_rounds}
+    return summary([run for broker in brokers for lease_s, count in rounds.items() for run in _group(broker, lease_s, count)])
 
 
-def summary(runs: list[dict[str, Any]]) -> Row:
+def summary(runs: Iterable[dict[str, Any]]) -> Row:
     """The row of these runs."""
-    figures, details = [], []
-    for broker, fault in sorted({(run["broker"], run["fault"]) for run in runs}):
-        times = [run["seconds"] for run in runs if (run["broker"], run["fault"]) == (broker, fault)]
+    figures, details, times = [], [], dict[tuple[str, float, str], list[float]]()
+    runs = list(runs)
+    for run in runs:
+        times.setdefault((run["broker"], run["lease_s"], run["fault"]), []).append(run["seconds"])
+    for (broker, lease_s, fault), seconds in sorted(times.items()):
+        variant = f"{broker} {lease_s:g} s"
         if fault == ETCD_STOPPED:
-            figures.append(Figure(f"{fault}_confirm_s", max(times), ETCD_GOAL_S, variant=broker, digits=1))
+            figures.append(Figure(f"{fault}_confirm_s", max(seconds), ETCD_GOAL_S, variant=variant, digits=1))
         else:
-            figures += [
-                Figure(f"{fault}_p50_s", median(times), FAULTS[fault].median_s, variant=broker, digits=1),
-                Figure(f"{fault}_p99_s", max(times), FAULTS[fault].longest_s, variant=broker, digits=1),
-            ]
-        details.append(f"{broker} {fault}: {median(times):.1f} s (median of {len(times)}, {min(times):.1f} to {max(times):.1f})")
+            goals = FAULTS[fault].goals[lease_s]
+            figures += [Figure(f"{fault}_p50_s", median(seconds), goals[0], variant=variant, digits=1)]
+            figures += [Figure(f"{fault}_p99_s", max(seconds), goals[1], variant=variant, digits=1)]
+        details.append(f"{variant} {fault}: {median(seconds):.1f} s (median of {len(seconds)}, {min(seconds):.1f} to {max(seconds):.1f})")
     return Row("P13", figures, "; ".join(details), runs)
 
 
-def _round(lab: Lab, fault: str, rng: random.Random) -> dict[str, Any]:
+def _group(broker: str, lease_s: float, rounds: int) -> list[dict[str, Any]]:
+    runs: list[dict[str, Any]] = []
+    faults = [name for name, fault in FAULTS.items() if lease_s in fault.goals]
+    with Lab({"east": 2}, broker=broker, sites={}, coordination={"lease_ttl_s": lease_s}) as lab:
+        urls = [node.door for node in lab.nodes.values()]
+        for queue in (QUEUE, BUSY_QUEUE):
+            declare(urls[0], queue, "classic")
+        time.sleep(SETTLE_S)
+        with started("steady", urls=urls, queue=BUSY_QUEUE, size_bytes=BUSY_BYTES, rate=BUSY_RATE) as busy:
+            read(busy)
+            rng = random.Random(1)
+            for number in range(rounds):
+                for fault in (*faults, ETCD_STOPPED):
+                    run = _etcd_round(lab, lease_s) if fault == ETCD_STOPPED else _round(lab, fault, lease_s, rng)
+                    runs.append(run | {"broker": lab.version, "lease_s": lease_s, "fault": fault})
+                    note(f"P13 {broker} {lease_s:g} s {number + 1}/{rounds} {fault} {run['seconds']:.2f} s")
+            go(busy)  # it fails if the others have ended
+    return runs
+
+
+def _round(lab: Lab, fault: str, lease_s: float, rng: random.Random) -> dict[str, Any]:
     until("both nodes in the set", lambda: _in_sync(lab), WAIT_S)
     primary = lab.primary("east") or ""
     backup = next(name for name in lab.nodes if name != primary)
-    time.sleep(rng.uniform(0, LEASE_TTL_S / 3))
+    time.sleep(rng.uniform(0, lease_s / 3))
     load, began = os.getloadavg(), time.monotonic()
     FAULTS[fault].cause(lab, primary)
     until("a confirm", lambda: _confirms(lab.nodes[backup].door), WAIT_S)
     seconds = time.monotonic() - began
     FAULTS[fault].mend(lab, primary)
-    return {"fault": fault, "seconds": round(seconds, 3), "load": load}
+    return {"seconds": round(seconds, 3), "load": load}
 
 
-def _etcd_round(lab: Lab) -> dict[str, Any]:
+def _etcd_round(lab: Lab, lease_s: float) -> dict[str, Any]:
     """The longest time to a confirm while etcd stands still for two leases. Raises LrqError if another node leads after that."""
     until("both nodes in the set", lambda: _in_sync(lab), WAIT_S)
     primary, load, longest = lab.primary("east") or "", os.getloadavg(), 0.0
     lab.stop("etcd")
-    ends = time.monotonic() + 2 * LEASE_TTL_S
+    ends = time.monotonic() + 2 * lease_s
     while time.monotonic() < ends:
         began = time.monotonic()
         until("a confirm", lambda: _confirms(lab.nodes[primary].door), WAIT_S)
@@ -135,7 +160,7 @@ def _etcd_round(lab: Lab) -> dict[str, Any]:
     until("both nodes in the set", lambda: _in_sync(lab), WAIT_S)
     if lab.primary("east") != primary:
         raise LrqError(f"{primary} no longer leads, although only etcd was away")
-    return {"fault": ETCD_STOPPED, "seconds": round(longest, 3), "load": load}
+    return {"seconds": round(longest, 3), "load": load}
 
 
 def _confirms(url: str) -> bool:
