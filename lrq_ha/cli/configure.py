@@ -18,7 +18,7 @@ from lrq_ha.routing.names import NAME_RULE, ROUTING_VHOST, is_name
 from lrq_ha.sidecar import config as configuration
 from lrq_ha.sidecar.tables import SECRET
 
-from .list_nodes import CONFIG_VARIABLE
+from .list_nodes import CONFIG_VARIABLE, find_config
 from .sidecar import redact
 
 USER = "lrq"
@@ -128,10 +128,7 @@ def _minimal(group: str, me: str, nodes: dict[str, str], password: str) -> str:
 
 
 def _show(args: argparse.Namespace) -> int:
-    path = args.config or (Path(name) if (name := os.environ.get(CONFIG_VARIABLE)) else None)
-    if path is None:
-        raise LrqError("no node is named", todo=f"Name its configuration with --config FILE, or in {CONFIG_VARIABLE}")
-    print("\n".join(_table_lines("", configuration.read(path), changed=args.changed)), end="")
+    print("\n".join(_table_lines("", configuration.read(find_config(args.config)), changed=args.changed)), end="")
     return 0
 
 

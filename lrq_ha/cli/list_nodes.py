@@ -58,7 +58,7 @@ def find_targets(args: argparse.Namespace) -> list[Target]:
     token_file: Path | None = args.token_file
     if args.dir:
         return _from_lab(args.dir / "lab.json", token_file, args.ca)
-    if config := args.config or (Path(name) if (name := os.environ.get(CONFIG_VARIABLE)) else None):
+    if config := args.config or _named_config():
         return _from_config(config, token_file, args.ca)
     if (default := LAB_DIRECTORY / "lab.json").exists():
         return _from_lab(default, token_file, args.ca)
@@ -66,6 +66,17 @@ def find_targets(args: argparse.Namespace) -> list[Target]:
         f"no nodes are known: there is no {default} here and {CONFIG_VARIABLE} is not set",
         todo="Name a node's configuration with --config FILE or a lab's folder with --dir DIR, or start a lab with `lrq-ha lab up`",
     )
+
+
+def find_config(config: Path | None) -> Path:
+    """The configuration file that a command is given, or else the environment names. Raises LrqError if there is neither."""
+    if path := config or _named_config():
+        return path
+    raise LrqError("no node is named", todo=f"Name its configuration with --config FILE, or in {CONFIG_VARIABLE}")
+
+
+def _named_config() -> Path | None:
+    return Path(name) if (name := os.environ.get(CONFIG_VARIABLE)) else None
 
 
 def _from_lab(file: Path, token_file: Path | None, ca: str) -> list[Target]:

@@ -21,6 +21,7 @@ from lrq_ha.cli import (
     coordination,
     definitions,
     describe_group,
+    edit_config,
     history,
     lab,
     list_nodes,
@@ -83,6 +84,7 @@ def parser() -> argparse.ArgumentParser:
     lab.add_parser(subparsers)
     demo.add_parser(subparsers)
     configure.add_parser(subparsers, parser)
+    edit_config.add_parser(subparsers)
     return top
 
 

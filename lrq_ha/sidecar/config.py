@@ -275,13 +275,30 @@ def read(path: Path, *, strict: bool = False) -> Config:
         ConfigError: It cannot be read, is not TOML, or has unknown, missing or wrong keys (all of them are named).
     """
     try:
-        tables = secrets.resolve(tomllib.loads(path.read_text("utf-8")), path.parent, strict=strict)
+        return parse(path.read_text("utf-8"), path, strict=strict)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}", todo="Name a node's configuration with --config") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not TOML: {error}") from error
+
+
+def parse(text: str, path: Path, *, strict: bool = False) -> Config:
+    """As `read`, for a text that is not in the file yet.
+
+    Args:
+        text: The file's text.
+        path: The file. Paths in the text begin at its folder.
+        strict: As for `read`.
+
+    Raises:
+        ConfigError: As `read`.
+    """
+    try:
+        tables = secrets.resolve(tomllib.loads(text), path.parent, strict=strict)
         return Config.model_validate(tables, context={"folder": path.parent})
     except secrets.MissingSecret as error:
         raise ConfigError(f"{path}: {error.what}", todo=error.todo) from error
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}", todo="Name a node's configuration with --config") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path} is not TOML: {error}") from error
     except ValidationError as error:
         raise ConfigError(_explain(error, path), todo="docs/configuration.md has a sample with every key") from error

@@ -257,5 +257,5 @@ def test_the_help_names_them(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["--help"])
     text = capsys.readouterr().out
-    for command in ("doctor", "check", "version", "topology", "uri", "init", "show-config", "completion", "failover"):
+    for command in ("doctor", "check", "version", "topology", "uri", "init", "show-config", "edit-config", "completion", "failover"):
         assert command in text

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +14,7 @@ from lrq_ha.errors import LrqError
 from lrq_ha.overview.text import one_line
 from lrq_ha.sidecar import config as configuration
 
-from ..list_nodes import CONFIG_VARIABLE, targets_of, terminal_width
+from ..list_nodes import CONFIG_VARIABLE, find_config, targets_of, terminal_width
 from ..sidecar import redact
 from .broker_checks import BROKER_CHECKS
 from .check import Check, Checked, Finding, Level, run_checks
@@ -55,9 +54,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def _run(args: argparse.Namespace) -> int:
-    path = args.config or (Path(name) if (name := os.environ.get(CONFIG_VARIABLE)) else None)
-    if path is None:
-        raise LrqError("no node is named", todo=f"Name its configuration with --config FILE, or in {CONFIG_VARIABLE}")
+    path = find_config(args.config)
     found = examine(path, args.token_file)
     print(as_json(path, found) if args.format == "json" else as_text(found, terminal_width()))
     return exit_code(found)
