@@ -6,6 +6,7 @@ The tables are compared row by row with what the source's application transmitte
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import signal
@@ -286,6 +287,43 @@ def test_a_list_that_is_not_taken_is_given_again_until_it_is(lab: Lab, source: S
     assert "ValueError: no" in str(told[3])
     assert len(reluctant.snapshots) == 1
     assert reluctant.states[-1][1] is State.NORMAL
+
+
+@pytest.mark.full
+def test_a_list_that_is_not_taken_for_a_minute_waits_and_nothing_is_passed_over(lab: Lab, source: Source, tmp_path: Path) -> None:
+    """A minute. The pauses grow, another client's lists go on, and the list comes once more, unchanged, when the listener takes lists again."""
+    reluctant, other = Reluctant(), Source(lab, f"other{time.time_ns() % 10**9}")
+    path, at = database(tmp_path), list[float]()
+
+    def refuse(_updates: list[Update]) -> bool:
+        at.append(time.monotonic())
+        return False
+
+    with receiving(lab, source, reluctant) as receiver, receiving(lab, other, listener(path), "other-db") as beside:
+        normal(receiver)
+        normal(beside)
+        reluctant.answer = refuse
+        for number in range(5):
+            source.change(number, number)
+        source.publisher.flush(60)
+        ends = time.monotonic() + 60
+        while time.monotonic() < ends:
+            other.change_many(len(at), 3)
+            arrived(beside, other)
+            time.sleep(1)
+        reluctant.answer = lambda _updates: True
+        arrived(receiver, source)
+        assert stock(path) == other.stock
+    pauses = [later - earlier for earlier, later in itertools.pairwise(at)]
+    assert 5 <= len(at) <= 12, "0.1 s, doubling to 30 s"
+    assert all(later > 1.5 * earlier for earlier, later in itertools.pairwise(pauses)), pauses
+    attempts = [error.attempt for error in reluctant.errors if isinstance(error, Redelivery)]
+    assert attempts == list(range(1, len(at) + 1))
+    refused = reluctant.given[0]
+    assert reluctant.given[: len(at) + 1] == [refused] * (len(at) + 1), "the list comes unchanged"
+    taken = [json.loads(update.opaque_payload)["rows"][0]["item"] for updates in reluctant.given[len(at) :] for update in updates]
+    assert taken == list(range(5)), "each once, in order"
+    other.publisher.close(60)
 
 
 @pytest.mark.quick

@@ -64,9 +64,9 @@ class Stock:
 
 
 @pytest.mark.full
-def test_a_new_receiver_and_the_pipeline_have_all(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_receiver_and_the_pipeline_have_all(spark: SparkSession, broker_version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first snapshot is gone. A minute or more: two groups of the test's own, and a Spark."""
-    lab = Lab({"east": 1, "west": 1}, tmp_path / "lab", sites={"east": ["west"], "west": []})
+    lab = Lab({"east": 1, "west": 1}, tmp_path / "lab", sites={"east": ["west"], "west": []}, broker=broker_version)
     lab.prepare()
     for node in lab.nodes.values():
         node.config.write_text(f"{node.config.read_text().rstrip()}\n\n[receive]\nbytes_max = {SIZE}\n")
