@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import shutil
 import socket
 import subprocess
+import sys
 import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -290,6 +292,22 @@ def test_before_the_first_start(broker_version: str, new_lab: Callable[..., Lab]
     with socket.create_server(("127.0.0.1", port)):
         [found] = bad(config, "addresses")
         assert f"door.listen = 127.0.0.1:{port} cannot be listened on: address already in use" in found.finding.text
+
+
+@pytest.mark.full
+def test_a_broker_that_listens_at_every_address(broker_version: str, tmp_path: Path) -> None:
+    """In a network of its own, which has nothing but loopback: no other machine reaches that broker."""
+    apart = ["unshare", "--map-root-user", "--net"]
+    if not shutil.which("ip") or subprocess.run([*apart, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("the test needs `ip`, and the right to make a network: apt-get install iproute2; run it as root")
+    script = Path(__file__).with_name("exposed_broker.py")
+    done = subprocess.run([*apart, sys.executable, str(script), str(tmp_path / "lab"), broker_version], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+    named = ["amqp", "http"] if broker_version != "3.10" else ["amqp"]  # 3.10 does not tell where it takes HTTP
+    warned = [text.split()[3] for level, text, _ in said["before"] if level == "warn"]
+    assert warned == named, said
+    assert all(level in ("ok", "skipped") for level, _, _ in said["after"]), said
 
 
 @pytest.mark.full
