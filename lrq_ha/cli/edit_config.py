@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import argparse
 import os
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import tomlkit
+from pydantic import ValidationError
 from tomlkit.exceptions import TOMLKitError
 from tomlkit.items import AbstractTable
 
 from lrq_ha.errors import LrqError
 from lrq_ha.sidecar import config as configuration
-from lrq_ha.sidecar.reload import FIXED, find_changes
+from lrq_ha.sidecar.reload import find_changes, take_live
 
 from .list_nodes import CONFIG_VARIABLE, find_config
 
@@ -60,20 +62,29 @@ def _edit(args: argparse.Namespace) -> int:
         del table[name]
     text = tomlkit.dumps(document)
     try:
-        changes = list(find_changes(before, configuration.parse(text, path)))
+        after = configuration.parse(text, path)
     except configuration.ConfigError as error:
         raise LrqError(error.what, todo="Nothing was written: docs/configuration.md has every key") from error
-    if changes and not args.dry_run:
-        _write(path, text)
-    if not changes:
+    live, waiting = _split_changes(before, after)
+    if not live and not waiting:
         print(f"{path} stays as it is: these values count already")
         return 0
-    live = [key for key in changes if key.startswith("door.") and key.split(".")[1] not in FIXED]
-    print(f"{path}: {'would change' if args.dry_run else 'changed'} {', '.join(changes)}")
-    for keys, when in ((live, "after `lrq-ha reload`"), ([key for key in changes if key not in live], "after a restart of the sidecar")):
+    if not args.dry_run:
+        _write(path, text)
+    print(f"{path}: {'would change' if args.dry_run else 'changed'} {', '.join(live + waiting)}")
+    for keys, when in ((live, "after `lrq-ha reload`"), (waiting, "after a restart of the sidecar")):
         if keys:
             print(f"  {', '.join(keys)}: {'counts' if len(keys) == 1 else 'count'} {when}")
     return 0
+
+
+def _split_changes(before: configuration.Config, after: configuration.Config) -> tuple[list[str], list[str]]:
+    """The keys that count after a reload, and those that wait for a restart, without values."""
+    try:
+        mixed = take_live(before, after)
+    except ValidationError:  # the keys that count at once do not go with the former values of the others
+        mixed = before
+    return list(find_changes(before, mixed)), list(find_changes(mixed, after))
 
 
 def _find_table(document: tomlkit.TOMLDocument, key: str, *, make: bool) -> tuple[Any, str]:
@@ -103,18 +114,19 @@ def _parse_value(text: str) -> Any:
 
 def _write(path: Path, text: str) -> None:
     """Replaces a file at once. Its owner and mode stay, and a link stays a link."""
-    path = path.resolve()
-    new = path.with_name(f".{path.name}.new")
+    path, new = path.resolve(), None
     try:
         found = path.stat()
-        with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600), "w", encoding="utf-8") as written:
+        with tempfile.NamedTemporaryFile("w", encoding="utf-8", prefix=f".{path.name}.", dir=path.parent, delete=False) as written:
+            new = Path(written.name)
             written.write(text)
             written.flush()
             os.fsync(written.fileno())
         if (found.st_uid, found.st_gid) != (os.geteuid(), os.getegid()):
             os.chown(new, found.st_uid, found.st_gid)
-        os.chmod(new, found.st_mode & 0o7777)
+        new.chmod(found.st_mode & 0o7777)
         new.replace(path)
     except OSError as error:
-        new.unlink(missing_ok=True)
+        if new is not None:
+            new.unlink(missing_ok=True)
         raise LrqError(f"{path} cannot be written: {error.strerror}", todo="Run it as the owner of the file and its folder") from error

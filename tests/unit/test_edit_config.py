@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from pathlib import Path
@@ -105,6 +106,26 @@ def test_a_file_that_is_no_configuration_is_not_touched(tmp_path: Path, capsys: 
         assert edit(broken, "-s", "replication.mode=strict") == 1
         assert said in capsys.readouterr().err
         assert text is None or broken.read_text() == text
+
+
+def test_a_key_that_waits_for_another_one(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A limit of the door that needs a larger log counts with the log, after a restart, as `lrq-ha reload` says, too."""
+    log_bytes_max = configuration.read(file).replication.log_bytes_max
+    changes = ("-s", f"door.transaction_bytes_max={log_bytes_max}", "-s", f"replication.log_bytes_max={100 * log_bytes_max}")
+    assert edit(file, *changes) == 0
+    assert capsys.readouterr().out.splitlines()[1:] == [
+        "  door.transaction_bytes_max, replication.log_bytes_max: count after a restart of the sidecar"
+    ]
+
+
+def test_a_disk_that_is_full(file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def refuse(_descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    assert edit(file, "-s", "replication.mode=strict") == 1
+    assert "cannot be written: No space left on device" in capsys.readouterr().err
+    assert (file.read_text(), os.listdir(file.parent)) == (FILE, ["e1.toml"])
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
