@@ -12,7 +12,7 @@ import os
 import random
 import signal
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
 from typing import Any, NamedTuple
@@ -95,10 +95,9 @@ def p13(brokers: list[str], plan: Plan) -> Row:
     return summary([run for broker in brokers for lease_s, count in rounds.items() for run in _group(broker, lease_s, count)])
 
 
-def summary(runs: Iterable[dict[str, Any]]) -> Row:
+def summary(runs: list[dict[str, Any]]) -> Row:
     """The row of these runs."""
     figures, details, times = [], [], dict[tuple[str, float, str], list[float]]()
-    runs = list(runs)
     for run in runs:
         times.setdefault((run["broker"], run["lease_s"], run["fault"]), []).append(run["seconds"])
     for (broker, lease_s, fault), seconds in sorted(times.items()):

@@ -1,6 +1,6 @@
 """A broker that listens at every address of a network that has nothing but loopback, and what the doctor says of it before and after its advice.
 
-`unshare --map-root-user --net python exposed_broker.py FOLDER VERSION` prints both as JSON: level, text and advice of each finding.
+`unshare --map-root-user --net python exposed_broker.py FOLDER VERSION WARNINGS` prints both as JSON: level, text and advice of each finding.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def look(config: Path, warnings: int) -> list[tuple[str, str, str]]:
     return [(finding.level.value, finding.text, finding.todo) for finding in found]
 
 
-def main(folder: Path, version: str) -> None:
+def main(folder: Path, version: str, warnings: int) -> None:
     """Starts the broker, asks, does as it is told, and asks again."""
     subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
     lab = Lab({"east": 1}, folder, version, brokers_only=True, plugins=["rabbitmq_management"])
@@ -36,7 +36,7 @@ def main(folder: Path, version: str) -> None:
     [file] = folder.rglob("rabbitmq.conf")
     file.write_text(re.sub(r"(listeners\.tcp\.1 = |management\.tcp\.ip = )127\.0\.0\.1", r"\g<1>0.0.0.0", file.read_text()))
     with lab:
-        before = look(config, 1 if version == "3.10" else 2)  # 3.10 does not tell where it takes HTTP
+        before = look(config, warnings)
         for todo in [todo for level, _, todo in before if level == "warn"]:
             key, value = re.fullmatch(r"Put (\S+) = (\S+) into rabbitmq.conf, and restart the broker", todo).groups()  # type: ignore[union-attr]
             file.write_text(re.sub(rf"(?m)^{re.escape(key)} = .*$", f"{key} = {value}", file.read_text()))
@@ -46,4 +46,4 @@ def main(folder: Path, version: str) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2])
+    main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))

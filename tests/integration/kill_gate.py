@@ -86,7 +86,13 @@ class Gate:
             self.rows(f"SELECT 1 FROM noted WHERE kind = 'delta' AND id = '{source.sent[-1]}.0'") != []
         )
 
-    def check_lists(self, source: Recording) -> None:
+    def check_tables(self, source: Recording) -> None:
+        """The tables come to equal the source's, which has flushed; each list was applied once."""
+        counts = "SELECT build, kind, count(*) FROM noted GROUP BY build, kind"
+        eventually("the tables of the source", lambda: self.is_whole(source), seen=lambda: self.rows(counts))
+        self._check_lists(source)
+
+    def _check_lists(self, source: Recording) -> None:
         """No update was applied twice in a build of the tables, and in each no delta was left out."""
         noted = self.rows("SELECT build, kind, id FROM noted")
         assert len(set(noted)) == len(noted), "a list was applied twice"
@@ -160,9 +166,7 @@ def run_through(lab: Lab, folder: Path, state: str, victim: str, dsn: str = "") 
                 killed = kill(lab, gate, victim)
             source.change_many(0, 100)
         source.publisher.flush(120)
-        counts = "SELECT build, kind, count(*) FROM noted GROUP BY build, kind"
-        eventually("the tables of the source", lambda: gate.is_whole(source), seen=lambda: gate.rows(counts))
-        gate.check_lists(source)
+        gate.check_tables(source)
     finally:
         gate.kill()
         if source is not None:

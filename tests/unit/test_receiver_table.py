@@ -11,7 +11,6 @@ from lrq_ha.receiver.errors import OtherLog
 from lrq_ha.receiver.machine import Apply, Begin, Complete, Hole, Machine, Reach
 from lrq_ha.receiver.progress import Phase, Progress
 from lrq_ha.replication.positions import Position
-from lrq_ha.routing.chain import START
 from lrq_ha.streams.message import Message
 
 pytestmark = pytest.mark.proves("G6")
@@ -23,7 +22,7 @@ LOG, OTHER_LOG = b"\x01" * 16, b"\x02" * 16
 
 
 def at(sequence: int) -> Position:
-    return Position(257, sequence) if sequence else START
+    return Position(257, sequence)
 
 
 def message(previous: int, sequence: int, kind: pb.ReplicationType, request: str = "", *payloads: bytes, log: bytes = LOG) -> Message:
@@ -76,23 +75,17 @@ _NORMAL: Cells = _NEW_SNAPSHOT | {
     "a delta at the replay's end": ([Apply], Phase.NORMAL),
     "a hole": ([Hole], None),
 }
+_IN_BOOTSTRAP: Cells = _NEW_SNAPSHOT | {
+    "a snapshot begins": ([Begin], Phase.BOOTSTRAP),
+    "rows": ([Apply], Phase.BOOTSTRAP),
+    "a hole": ([Hole], None),
+}
+_ENDS = ("an end", "an end at the replay's end")
 #: By state and message; a cell that is not here gives no step and leaves the state.
 CELLS: dict[str, Cells] = {
     "waiting": _NEW_SNAPSHOT | {"a snapshot begins": ([Begin], Phase.BOOTSTRAP)},
-    "bootstrap": _NEW_SNAPSHOT | {
-        "a snapshot begins": ([Begin], Phase.BOOTSTRAP),
-        "rows": ([Apply], Phase.BOOTSTRAP),
-        "an end": ([Complete], Phase.NORMAL),
-        "an end at the replay's end": ([Complete], Phase.NORMAL),
-        "a hole": ([Hole], None),
-    },
-    "bootstrap, deltas have come": _NEW_SNAPSHOT | {
-        "a snapshot begins": ([Begin], Phase.BOOTSTRAP),
-        "rows": ([Apply], Phase.BOOTSTRAP),
-        "an end": ([Complete], Phase.LOCAL_REPLAY),
-        "an end at the replay's end": ([Complete], Phase.LOCAL_REPLAY),
-        "a hole": ([Hole], None),
-    },
+    "bootstrap": _IN_BOOTSTRAP | dict.fromkeys(_ENDS, ([Complete], Phase.NORMAL)),
+    "bootstrap, deltas have come": _IN_BOOTSTRAP | dict.fromkeys(_ENDS, ([Complete], Phase.LOCAL_REPLAY)),
     "local-replay": _NEW_SNAPSHOT | {
         "a delta": ([Apply], Phase.LOCAL_REPLAY),
         "a delta at the replay's end": ([Apply, Reach], Phase.NORMAL),
@@ -104,10 +97,7 @@ CELLS: dict[str, Cells] = {
 }  # fmt: skip
 #: Where reading then goes back to, so that what follows this position comes next.
 REWINDS = {
-    ("bootstrap, deltas have come", "an end"): BASE,
-    ("bootstrap, deltas have come", "an end at the replay's end"): BASE,
-    ("normal, a snapshot has begun", "an end"): LAST - 1,
-    ("normal, a snapshot has begun", "an end at the replay's end"): LAST - 1,
+    (state, end): behind for state, behind in (("bootstrap, deltas have come", BASE), ("normal, a snapshot has begun", LAST - 1)) for end in _ENDS
 }
 
 

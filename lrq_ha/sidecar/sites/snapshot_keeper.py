@@ -113,11 +113,11 @@ class SnapshotKeeper:
         lacks, kept = self._consider_receivers(queue, self._replica.index.sink.newest(queue)), self._kept(queue)
         limit = kept // 4 if queue in self._held else kept // 2
         late = {name: _describe_danger(name, queue, size, kept) for name, size in lacks.items() if limit < size <= kept}
-        if late:
-            self._held[queue] = f"it takes nothing more: {_first_of(late)}"
-        else:
+        if not late:
             self._held.pop(queue, None)
-        return self._held.get(queue, "")
+            return ""
+        self._held[queue] = f"it takes nothing more: {_first_of(late)}"
+        return self._held[queue]
 
     def _consider_receivers(self, queue: str, state: ReceiveState) -> dict[str, int]:
         """Notes the receivers in danger. Returns the bytes that each receiver lacks."""
