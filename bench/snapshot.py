@@ -3,7 +3,7 @@
 Rules:
 
 - A group of one node transmits to another one. Provider and receiver are processes of their own: the first has its rows ready, the second's listener
-  counts bytes. Rows go in transactions of 1 MB. MB are 10^6 bytes of payload.
+  counts bytes. Rows go in transactions of 1 MB, whose rows differ: equal ones would be stored once. MB are 10^6 bytes of payload.
 - The clock runs from the provider's first transmit to the end of `on_snapshot_sync_complete`.
 - Memory is resident memory, read each SAMPLE_S. Its spread is half of the distance between the least and the greatest reading after the first tenth
   of the time: a process whose memory grows with the size of a snapshot has a large one.
@@ -43,7 +43,7 @@ SLOWEST_MB_S = 2  # for time limits
 class Plan:
     """MB of a snapshot, and how often each size of rows is measured."""
 
-    mb: int = 1_000
+    mb: int = 5_000
     rounds: int = 1
 
 
@@ -85,7 +85,7 @@ def receive(url: str, timeout_s: float) -> dict[str, Any]:
 
 def provide(url: str, row_bytes: int, mb: int) -> dict[str, Any]:
     """The generator that supplies one snapshot. Says when it begins, and ends on a line."""
-    rows = [b"x" * row_bytes] * (TRANSACTION_BYTES // row_bytes)
+    rows = [b"%08d" % number + b"x" * (row_bytes - 8) for number in range(TRANSACTION_BYTES // row_bytes)]
     told: dict[str, Any] = {}
 
     def supply(_: FullSyncRequest, context: FullSyncContext) -> None:

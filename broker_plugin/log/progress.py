@@ -147,10 +147,12 @@ class Progress:
             future = self._safe_futures.popleft()[1]
             if not future.done():
                 future.set_result(None)
-        if self.waiting_safe:
-            waiting, self.waiting_safe = self.waiting_safe, set()
-            for waiter in waiting:
-                waiter.safe_advanced()
+        self._wake_safe()
+        self.on_wake()
+
+    def room_made(self) -> None:
+        """Fewer entries wait for the applier: clients and peers that were held up may send again."""
+        self._wake_safe()
         self.on_wake()
 
     def applied(self, first: int, last: int) -> None:
@@ -184,6 +186,12 @@ class Progress:
             return self.tracker.applied
         self._written = self.tracker.upto(self.parked, self._written)
         return self._written
+
+    def _wake_safe(self) -> None:
+        if self.waiting_safe:
+            waiting, self.waiting_safe = self.waiting_safe, set()
+            for waiter in waiting:
+                waiter.safe_advanced()
 
     def _wake_applied(self, first: int, last: int) -> None:
         if self.waiting_applied:

@@ -66,13 +66,20 @@ class FlowControl:
         session = self._session
         limit = session.door.config.connection_buffer_bytes_max
         too_much = session.replica.progress.unsafe_bytes / session.door.buffered_bytes_max
-        if (too_much > 1.0 and (session.unanswered or session.pending_safe or too_much > ACKS_SHARE)) or session.outbox.waiting_bytes > limit:
+        unsafe = too_much > 1.0 and (session.unanswered or session.pending_safe or too_much > ACKS_SHARE)
+        if unsafe or self._outruns_views or session.outbox.waiting_bytes > limit:
             self.pause_client()
             session.replica.progress.waiting_safe.add(session)
         elif session.held_bytes > session.door.config.client_buffer_bytes_max or self._deaf or self._repeats_too_much:
             self.pause_client()
         elif self._client_paused and session.outbox.waiting_bytes < limit * RESUME_SHARE:
             self.resume_client()
+
+    @property
+    def _outruns_views(self) -> bool:
+        """Whether the client's transactions are safe, and come faster than the broker takes them into the routing queues."""
+        session = self._session
+        return session.feeds_views and session.replica.to_apply_bytes > session.door.buffered_bytes_max
 
     @property
     def _deaf(self) -> bool:

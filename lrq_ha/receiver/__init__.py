@@ -11,6 +11,7 @@ Payloads must be absolute (put and delete by key): after a snapshot, deltas that
 from .async_listener import AsyncListener
 from .async_receiver import AsyncReceiver
 from .errors import Fenced, OtherLog, ReceiverError, Redelivery, Stop, Trimmed
+from .forwarder import Forwarder
 from .listener import Listener
 from .positions import SqlPositions
 from .progress import Phase, Progress
@@ -24,6 +25,7 @@ __all__ = [
     "AsyncListener",
     "AsyncReceiver",
     "Fenced",
+    "Forwarder",
     "Listener",
     "OtherLog",
     "Phase",

@@ -49,21 +49,23 @@ class ViewEntry:
     Args:
         position: In the source's log.
         transaction: It was checked (`chain.check`).
-        size: Its bytes.
+        body_bytes: Its length in the view.
+
+    Attributes:
+        size: The bytes that it takes with its shares, about. A payload that many entries name stands in a share as often.
     """
 
     __slots__ = ("_runs", "_shares", "client_name", "position", "size", "transaction")
 
-    def __init__(self, position: Position, transaction: pb.Transaction, size: int) -> None:
-        self.position, self.transaction, self.size = position, transaction, size
+    def __init__(self, position: Position, transaction: pb.Transaction, body_bytes: int) -> None:
+        self.position, self.transaction = position, transaction
         self.client_name = transaction.client_name
-        self._runs: dict[str, _Runs] | None = None  # by destination
+        self._runs = _runs_of(transaction)  # by destination
         self._shares: dict[_Runs, Share | None] = {}
+        self.size = body_bytes + sum(_bytes_of(runs, transaction, body_bytes) for runs in set(self._runs.values()))
 
     def share(self, destination: str) -> Share | None:
         """The share of a destination; None if nothing is for it."""
-        if self._runs is None:
-            self._runs = _runs_of(self.transaction)
         runs = self._runs.get(destination, ())
         if runs not in self._shares:
             payloads = self.transaction.payloads
@@ -79,6 +81,14 @@ def _runs_of(transaction: pb.Transaction) -> dict[str, _Runs]:
         for destination in dict.fromkeys(entry.destinations):
             found[destination].append((numbers.start, numbers.stop))
     return {destination: tuple(runs) for destination, runs in found.items()}
+
+
+def _bytes_of(runs: _Runs, transaction: pb.Transaction, body_bytes: int) -> int:
+    """The payloads of a share, in bytes; for a share of everything, which most are, without a look at each."""
+    payloads = transaction.payloads
+    if runs == ((0, len(payloads)),):
+        return body_bytes
+    return sum(len(payload) for first, end in runs for payload in payloads[first:end])
 
 
 class Packing:

@@ -245,7 +245,8 @@ class DoorTable(Table):
     buffered_bytes_max: int = Field(
         64 << 20,
         ge=1 << 20,
-        description="memory for what publishers sent and is not safe yet; past it, or a quarter of log_bytes_max, the door stops reading from them",
+        description="memory for what publishers sent and is not safe yet, or not in the routing queues; past it, or a quarter of log_bytes_max, "
+        "the door stops reading from them",
     )
     connection_buffer_bytes_max: int = Field(4 << 20, ge=1 << 16, description="bytes on their way to the broker for one client")
     client_buffer_bytes_max: int = Field(

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import sqlite3
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from load import eventually, set_up
+from middle_site import SendsOn, start_application
 from patience import PATIENT_DOOR
-from stock_source import TABLE, Source
+from stock_source import ITEMS, Source
 from test_receiver import database, listener
 
 from lrq_ha.lab import Lab
 from lrq_ha.publisher import Publisher
 from lrq_ha.publisher.errors import NackedError
-from lrq_ha.receiver import Listener, Receiver, TableListener, Update
+from lrq_ha.receiver import Forwarder, Listener, Receiver, SqlPositions, Update
+from lrq_ha.receiver.errors import ReceiverError
 
 pytestmark = [pytest.mark.broker, pytest.mark.proves("G6")]
 
@@ -91,8 +93,8 @@ def test_both_ways_nothing_comes_back(lab: Lab, tmp_path: Path) -> None:
         assert (list(at_west.status()), list(at_east.status())) == (["east"], ["west"])
 
 
-class Forwarder(Listener):
-    """The application of a middle site: it sends on what it gets, and says where that has been."""
+class SendsBack(Listener):
+    """An application that transmits what it gets, wherever that has been."""
 
     def __init__(self, publisher: Publisher, *to: str) -> None:
         self._publisher = publisher
@@ -100,7 +102,7 @@ class Forwarder(Listener):
         self.refused: list[str] = []
 
     def process_updates_in_snapshot_sync(self, updates: list[Update]) -> bool:
-        return self.process_updates_in_log_entry_sync(updates)
+        return True
 
     def process_updates_in_log_entry_sync(self, updates: list[Update]) -> bool:
         for update in updates:
@@ -126,32 +128,46 @@ class Kept(Listener):
         return True
 
 
-def test_a_chain_of_three_through_a_kill_in_the_middle(lab: Lab, tmp_path: Path) -> None:
+def test_a_chain_of_three_through_kills_in_the_middle(lab: Lab, tmp_path: Path) -> None:
+    """The sidecar is killed once, the application six times, and each third list is refused: each delta is at the end once, in order."""
     client, path = fresh("chain"), database(tmp_path)
-    done = threading.Event()
+    store, end = SqlPositions(lambda: sqlite3.connect(path, timeout=30)), Kept()
+    west, east = lab.nodes["w1"].door, lab.nodes["e1"].door
     with (
         sources(lab, client, "north") as [source],
-        Publisher([lab.nodes["w1"].door], f"{client}-middle", client, confirm_timeout_s=120) as middle,
-        Receiver([lab.nodes["w1"].door], client, "middle", Forwarder(middle, "east")) as at_west,
-        Receiver([lab.nodes["e1"].door], client, "end", TableListener(lambda: sqlite3.connect(path, timeout=30), [TABLE])) as at_east,
+        Receiver([west], client, "look", Kept()) as at_west,
+        Receiver([east], client, "end", listener(path)) as at_east,
+        Receiver([east], client, "order", end, positions=store) as in_order,
     ):
-        at_west.start()
-        at_east.start()
+        for receiver in (at_west, at_east, in_order):
+            receiver.start()
+        source.change(0, 0)
+        assert at_west.wait_for("north", replication_id=source.last, timeout_s=60), "the snapshot of the source is over"
+        application = start_application(west, client, "east")
+        try:
+            for turn in range(30):
+                source_turn(source, turn)
+                if turn == 12:
+                    lab.kill("w1.sidecar")
+                    lab.start("w1.sidecar")
+                elif turn % 5 == 4:
+                    application.kill()
+                    application.wait(30)
+                    application = start_application(west, client, "east")
+                time.sleep(0.3)
+            source.publisher.flush(60)
+            eventually("the end of the chain to equal its beginning", lambda: rows(path, "west") == source.stock, 60, seen=at_east.status)
+        finally:
+            application.kill()
+            application.wait(30)
+        counts = [json.loads(payload)["rows"][0]["count"] for payload in end.payloads]
+        assert counts[-300:] == list(range(300))
+        assert counts[:-300] in ([], [0]), "the first change, if it is behind the snapshot"
 
-        def change() -> None:
-            for turn in range(20):
-                source.change_many(turn * 10, 10)
-                time.sleep(0.1)
-            done.set()
 
-        changing = threading.Thread(target=change)
-        changing.start()
-        time.sleep(0.7)
-        lab.kill("w1.sidecar")
-        lab.start("w1.sidecar")
-        changing.join()
-        source.publisher.flush(60)
-        eventually("the end of the chain to equal its beginning", lambda: rows(path, "west") == source.stock, 60, seen=at_east.status)
+def source_turn(source: Source, turn: int) -> None:
+    for number in range(turn * 10, turn * 10 + 10):
+        source.change(number % (ITEMS + 7), number)
 
 
 @pytest.mark.quick
@@ -160,8 +176,8 @@ def test_a_ring_ends_where_it_began_and_goes_on_to_other_sites(lab: Lab) -> None
     with (
         Publisher([lab.nodes["e1"].door], f"{client}-east", client) as east,
         Publisher([lab.nodes["w1"].door], f"{client}-west", client) as west,
-        Receiver([lab.nodes["w1"].door], client, "back", back := Forwarder(west, "east")) as to_east,
-        Receiver([lab.nodes["w1"].door], client, "on", on := Forwarder(west, "east", "north")) as to_both,
+        Receiver([lab.nodes["w1"].door], client, "back", back := SendsBack(west, "east")) as to_east,
+        Receiver([lab.nodes["w1"].door], client, "on", SendsOn(west, "east", "north")) as to_both,
         Receiver([lab.nodes["n1"].door], client, "end", arrived := Kept()) as at_north,
     ):
         for receiver in (to_east, to_both, at_north):
@@ -171,4 +187,43 @@ def test_a_ring_ends_where_it_began_and_goes_on_to_other_sites(lab: Lab) -> None
         eventually("the refusal", lambda: bool(back.refused), 60)
         assert "has had this transaction already, which has come by east > west" in back.refused[0]
         eventually("the payload at the other site", lambda: b"x" in arrived.payloads, 60, seen=at_north.status)
-        assert on.refused == []
+
+
+class Mended(Listener):
+    """Forwards to a site that the group does not know, until `site` is set."""
+
+    def __init__(self, publisher: Publisher) -> None:
+        self._forwarder = Forwarder(publisher)
+        self.site = "nowhere"
+        self.refusals: list[str] = []
+
+    def process_updates_in_snapshot_sync(self, updates: list[Update]) -> bool:
+        return True
+
+    def process_updates_in_log_entry_sync(self, updates: list[Update]) -> bool:
+        self._forwarder.forward(updates, lambda update: [self.site if update.opaque_payload == b"2" else "east"])
+        return True
+
+    def on_error(self, source: str, error: ReceiverError) -> None:
+        self.refusals.append(str(error))
+
+
+@pytest.mark.quick
+def test_nothing_passes_a_delta_that_was_not_forwarded(lab: Lab, tmp_path: Path) -> None:
+    client, end = fresh("mended"), Kept()
+    with (
+        Publisher([lab.nodes["n1"].door], f"{client}-north", client) as north,
+        Publisher([lab.nodes["w1"].door], f"{client}-west", client) as west,
+        Receiver([lab.nodes["w1"].door], client, "middle", middle := Mended(west)) as at_west,
+        Receiver([lab.nodes["e1"].door], client, "end", end) as at_east,
+    ):
+        at_west.start()
+        at_east.start()
+        for number in range(1, 6):
+            north.transmit_log_entry_message(b"%d" % number, ["west"])
+        eventually("three refusals", lambda: len(middle.refusals) >= 3, 60, seen=at_west.status)
+        assert "'nowhere'" in middle.refusals[0]
+        assert len(west._links) <= 3, "the connection of a producer that ended is closed"
+        middle.site = "east"
+        eventually("all at the end", lambda: len(end.payloads) >= 5, 60, seen=at_east.status)
+        assert end.payloads == [b"1", b"2", b"3", b"4", b"5"]

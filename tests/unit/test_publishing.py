@@ -270,6 +270,33 @@ def test_what_is_not_safe_costs_no_more_memory_than_its_limit(local: bool) -> No
     asyncio.run(scenario())
 
 
+def test_transactions_that_the_routing_queues_have_not_taken_are_limited() -> None:
+    """They are safe, and confirmed: a provider that is faster than the broker's second stream filled the primary's memory."""
+
+    async def scenario() -> None:
+        connection = Connection("p", "lrq")
+        relay, replica = connection.relay, connection.replica
+        relay.door.buffered_bytes_max = 1 << 20
+        relay.broker_data(encode.method_frame(1, commands.Confirm.SelectOk()))
+        sent = 0
+        while connection.client.reads and sent < 1_000:
+            sent += 1
+            body = pb.Transaction(
+                client_name="stock", type=pb.LOG_ENTRY_SYNC, payloads=[b"x" * 10_000], entries=[pb.RoutingTableEntryMsg(destinations=["west"])]
+            ).SerializeToString()
+            raw, _ = message("LRQ_Send_LogEntries", content_header.field(ID, b"p/%d" % sent), True, body)
+            relay.client_data(raw)
+            replica.flush()
+        assert replica.progress.unsafe_bytes == 0
+        assert sent == len(replica.to_apply) == (1 << 20) // 10_000 + 1
+        while replica.to_apply:
+            replica.to_apply_bytes -= replica.to_apply.popleft().size
+        replica.progress.room_made()
+        assert connection.client.reads
+
+    asyncio.run(scenario())
+
+
 def test_a_small_publish_does_not_keep_all_that_was_read_with_it() -> None:
     """Until its batch is made, which takes a while in an alarm of the broker, it stays as it came. Only its own bytes count as not safe."""
 

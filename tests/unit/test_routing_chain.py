@@ -182,6 +182,17 @@ def test_an_entry_may_stand_for_several_payloads() -> None:
             chain.check(beyond)
 
 
+def test_the_size_of_an_entry_counts_its_shares() -> None:
+    """A payload that a thousand entries name was kept once in the view and a thousand times in memory."""
+    for destinations, names in ((["west"], 1_000), (["west", "south"], 1_000), (["west"], 1)):
+        many = transaction(payloads=[b"x" * 100], entries=[pb.RoutingTableEntryMsg(destinations=destinations, payload=0)] * names)
+        entry = ViewEntry(at(9), many, many.ByteSize())
+        shares = {id(share): len(share.body) for name in destinations if (share := entry.share(name))}
+        taken = many.ByteSize() + sum(shares.values())
+        assert len(shares) == 1
+        assert taken * 0.9 < entry.size < taken * 1.1
+
+
 def test_sessions_that_send_equal_batches_send_one() -> None:
     packing, west, south = Packing(), Route("east", "orders", "west", b"log"), Route("east", "orders", "south", b"log")
     shares = [share for sequence in (5, 6) if (share := ViewEntry(at(sequence), transaction(), 1).share("west"))]
