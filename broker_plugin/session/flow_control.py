@@ -79,7 +79,8 @@ class FlowControl:
     def _outruns_views(self) -> bool:
         """Whether the client's transactions are safe, and come faster than the broker takes them into the routing queues."""
         session = self._session
-        return session.feeds_views and session.replica.to_apply_bytes > session.door.buffered_bytes_max
+        replica = session.replica
+        return session.feeds_views and replica.to_apply_bytes > session.door.buffered_bytes_max and replica.active
 
     @property
     def _deaf(self) -> bool:
