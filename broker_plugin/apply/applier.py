@@ -166,7 +166,8 @@ class Applier:
                 before = self._replica.to_apply_bytes
                 pause = min(pause, await self._take(), await self._try_gaps_again())
                 if self._replica.to_apply_bytes < before:
-                    self._replica.progress.room_made()
+                    self._replica.progress.on_wake()  # peers that were held up may push again
+                self._replica.progress.room_made()
                 self._tell_drained()
                 await self._waits.pause(pause)
         except BaseException as error:
@@ -297,6 +298,7 @@ class Applier:
             self._turn += entry.count
             if self._turn >= TURN_MESSAGES_MAX:
                 self._turn = 0
+                replica.progress.room_made()
                 await asyncio.sleep(0)
         return 3600.0
 

@@ -204,6 +204,7 @@ class ClientConnection(ClientSession, Endpoint):
             task.cancel()
         self.replica.progress.waiting_safe.discard(self)
         self.replica.progress.waiting_durable.discard(self)
+        self.replica.progress.waiting_room.discard(self.flow.consider_pausing)
         self.replica.barrier.changed.discard(self.flow.consider_broker)
         self.from_client.forget()
         if self.client is not None:

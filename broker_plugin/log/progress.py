@@ -63,6 +63,7 @@ class Progress:
         waits_for_room: Asked which parked entries wait, or may wait, for room in a queue: ascending, each with
             whether it came by the queue's name.
         waiting_safe, waiting_applied, waiting_durable: The waiters.
+        waiting_room: Called when fewer entries wait for the applier.
         on_wake: Called when a cause of delay for others may be gone.
         met: Entries of which a copy was met in a queue before they counted as applied.
         early: Publishes with local completion that are not applied: they are never refused because their fate is
@@ -83,6 +84,7 @@ class Progress:
         self.waiting_safe: set[SafeWaiter] = set()
         self.waiting_applied: set[AppliedWaiter] = set()
         self.waiting_durable: set[DurableWaiter] = set()
+        self.waiting_room: set[Callable[[], None]] = set()
         self.on_wake: Callable[[], None] = lambda: None
         self.lies_far_back: Callable[[], bool] = lambda: False
         self.met = RangeSet()
@@ -147,13 +149,17 @@ class Progress:
             future = self._safe_futures.popleft()[1]
             if not future.done():
                 future.set_result(None)
-        self._wake_safe()
+        if self.waiting_safe:
+            waiting, self.waiting_safe = self.waiting_safe, set()
+            for waiter in waiting:
+                waiter.safe_advanced()
         self.on_wake()
 
     def room_made(self) -> None:
-        """Fewer entries wait for the applier: clients and peers that were held up may send again."""
-        self._wake_safe()
-        self.on_wake()
+        """Fewer entries wait for the applier: clients that were held up may send again."""
+        waiting, self.waiting_room = self.waiting_room, set()
+        for look in waiting:
+            look()
 
     def applied(self, first: int, last: int) -> None:
         """These entries are in the queues and confirmed, or not needed there."""
@@ -186,12 +192,6 @@ class Progress:
             return self.tracker.applied
         self._written = self.tracker.upto(self.parked, self._written)
         return self._written
-
-    def _wake_safe(self) -> None:
-        if self.waiting_safe:
-            waiting, self.waiting_safe = self.waiting_safe, set()
-            for waiter in waiting:
-                waiter.safe_advanced()
 
     def _wake_applied(self, first: int, last: int) -> None:
         if self.waiting_applied:

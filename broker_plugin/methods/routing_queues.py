@@ -159,6 +159,7 @@ def _transmit(session: ClientSession, channel: ClientChannel, queue: str, header
         id=identity.sequence,
         id_skipped=duplicates.skipped_before(session, identity.sequence),
     )
+    session.feeds_views = True
     publisher_confirms.ended_here(session, channel, session.replica.append(pb.Run(transmission=entry), 1, len(body)))
 
 
@@ -253,6 +254,7 @@ def _receive(session: ClientSession, channel: ClientChannel, queue: str, body: b
         raise LrqError(f"{queue} has everything up to {verdict.last}; what comes between that and this batch is missing", retriable=True)
     if isinstance(verdict, Accept | AcceptTrimmed):
         kept = verdict.body if isinstance(verdict, AcceptTrimmed) else body
+        session.feeds_views = True
         publisher_confirms.ended_here(session, channel, session.replica.append(pb.Run(reception=pb.Reception(queue=queue, body=kept)), 1, len(kept)))
     else:
         publisher_confirms.ended_here(session, channel, verdict.op_seq)

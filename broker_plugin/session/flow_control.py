@@ -67,9 +67,12 @@ class FlowControl:
         limit = session.door.config.connection_buffer_bytes_max
         too_much = session.replica.progress.unsafe_bytes / session.door.buffered_bytes_max
         unsafe = too_much > 1.0 and (session.unanswered or session.pending_safe or too_much > ACKS_SHARE)
-        if unsafe or self._outruns_views or session.outbox.waiting_bytes > limit:
+        if unsafe or session.outbox.waiting_bytes > limit:
             self.pause_client()
             session.replica.progress.waiting_safe.add(session)
+        elif self._outruns_views:
+            self.pause_client()
+            session.replica.progress.waiting_room.add(self.consider_pausing)
         elif session.held_bytes > session.door.config.client_buffer_bytes_max or self._deaf or self._repeats_too_much:
             self.pause_client()
         elif self._client_paused and session.outbox.waiting_bytes < limit * RESUME_SHARE:

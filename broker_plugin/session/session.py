@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from lrq_ha.replication.queues import QueueKey
-from lrq_ha.routing.names import is_routing
 
 from ..amqp import frames
 from ..amqp.frames import FrameError, Item
@@ -86,7 +85,7 @@ class ClientSession(ABC):
         stamps: Cached stamps of the publishes' content headers.
         pending_safe: Publishes that end here, or whose IDs get free: (channel, client's tag, sequence that must be safe, whether it is an ack).
         pending_durable: Publishes with local completion: (channel, client's first and last tag, sequence that the own stream must have, bytes).
-        feeds_views: Whether the client may publish to the routing queues.
+        feeds_views: Whether the client has brought transactions into the routing queues.
         rights: The rights that the broker has confirmed.
         permission_needed: Whether the broker has to be asked about the next publish before the door handles it.
         secret_updated: Set when the broker has the client's new secret; None if there was none.
@@ -137,7 +136,7 @@ class ClientSession(ABC):
         self.id_prefix = f"{self.producer}/".encode()
         self.ascending = agreed.ascending
         self.peer, self.may_write = agreed.peer, agreed.may_write
-        self.feeds_views = is_routing(self.vhost) and bool(self.producer or self.peer)
+        self.feeds_views = False
         self.frame_max_bytes, self.broker_frame_max_bytes = agreed.frame_max_bytes, agreed.broker_frame_max_bytes
         headers_bytes_max = door.config.header_bytes_max + POSITION_BYTES_MAX
         self.header_bytes_max = min(self.broker_frame_max_bytes - frames.FRAME_OVERHEAD_BYTES, headers_bytes_max)

@@ -136,7 +136,7 @@ class Publisher(BasePublisher[Confirm]):
     def _put(self, draft: Draft[Confirm]) -> Confirm:
         with self._lock:
             has_room = self._has_room(draft)
-            if has_room and not self._turns.get(draft.lane):  # a lane that was dropped has none
+            if has_room and not self._turns[draft.lane]:
                 return self._send(draft)
             if threading.current_thread() is not self._thread:
                 return self._send_in_turn(draft)
@@ -204,8 +204,6 @@ class Publisher(BasePublisher[Confirm]):
             if self._failure is not None:
                 raise anew(self._failure)
             found = self._numbered.get(name)
-            if found is not None and found.fenced:
-                self._drop_lane(found.lane)
             if found is None or found.fenced:
                 lane = self._new_lane(VHOST if log_entries else self._own.addresses.vhost, window, ascending=ascending)
                 found = self._numbered[name] = NumberedProducer(lane, window, self._put_numbered, self._put_message, lambda: self._failure)
@@ -215,13 +213,6 @@ class Publisher(BasePublisher[Confirm]):
                 self._loop.add_callback_threadsafe(self._links[lane].start)
             found.window.expect(sent)
         return found
-
-    def _drop_lane(self, lane: Lane[Confirm]) -> None:
-        """Ends the connection of a lane that has failed. Under the lock."""
-        self._lanes = tuple(each for each in self._lanes if each is not lane)
-        self._turns.pop(lane, None)
-        link = self._links.pop(lane)
-        self._loop.add_callback_threadsafe(lambda: link.close(lambda: None))
 
     def _put_numbered(self, lane: Lane[Confirm], number: int, entries: LogEntries) -> Confirm:
         draft = self._draft_entries(names.SEND_LOG_ENTRIES, entries)

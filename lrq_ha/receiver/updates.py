@@ -54,7 +54,6 @@ class Update:
         request_id: The full sync; empty for a delta.
         last_of_transaction: Whether it is the transaction's last payload.
         path: The groups that it has passed, the source last. A publisher that sends it on gives this as its `path`.
-        log: Identity of the source's log, in hexadecimal digits; empty: not known.
     """
 
     queue: str
@@ -69,15 +68,13 @@ class Update:
     request_id: str
     last_of_transaction: bool
     path: tuple[str, ...] = ()
-    log: str = ""
 
 
 def updates_of(queue: str, batch: pb.ReceivedBatch, transaction: pb.ReceivedTransaction) -> Iterator[Update]:
     """The updates of one transaction, in order."""
     kind = UpdateType.LOG_ENTRY_SYNC if transaction.type == pb.LOG_ENTRY_SYNC else UpdateType.SNAPSHOT_SYNC
     position, last = position_of(transaction.position), len(transaction.payloads) - 1
-    path, log = (*transaction.path, batch.source), batch.log_id.hex()
     for index, payload in enumerate(transaction.payloads):
         name = f"{transaction.replication_id}.{index}"
         shared = (queue, batch.source, batch.client_name, kind, position, name, transaction.timestamp_us)
-        yield Update(*shared, index, payload, transaction.request_id, index == last, path, log)
+        yield Update(*shared, index, payload, transaction.request_id, index == last, (*transaction.path, batch.source))

@@ -1,100 +1,88 @@
-"""Deltas that go on to other sites: numbers, ways, and refusals. Through real groups: tests/integration/test_receiver_topologies.py."""
+"""Deltas that go on to other sites: whole transactions, ways, and refusals. Through real groups: tests/integration/test_receiver_topologies.py."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, cast
 
 import pytest
 
-from lrq_ha.publisher import InvalidArgument, NackedError, Publisher
-from lrq_ha.publisher.messages import LogEntries
+from lrq_ha.errors import LrqError
+from lrq_ha.publisher import InvalidArgument, NackedError, Publisher, PublisherClosed
 from lrq_ha.receiver import Forwarder, Update, UpdateType
 from lrq_ha.replication.positions import Position
 
-LOG = "0123456789abcdef" * 2
+
+class Confirmed:
+    """A confirm that says what it was asked."""
+
+    def __init__(self, asked: list[float | None], failure: LrqError | None) -> None:
+        self._asked, self._failure = asked, failure
+
+    def result(self, timeout_s: float | None) -> str:
+        self._asked.append(timeout_s)
+        if self._failure is not None:
+            raise self._failure
+        return ""
 
 
 class Sent:
-    """A publisher to a group that takes each number once, and refuses one."""
+    """A publisher; `failures`: of the first confirms. It is closed once it has sent `most`."""
 
-    producer = "middle"
+    def __init__(self, *failures: LrqError, most: int = 100) -> None:
+        self.log: list[tuple[list[tuple[bytes, list[str]]], tuple[str, ...]]] = []
+        self.asked: list[float | None] = []
+        self._failures, self._most = list(failures), most
 
-    def __init__(self, refuses: int = 0) -> None:
-        self.refuses = refuses
-        self.log: list[tuple[str, int, LogEntries]] = []
-        self.waits: list[float | None] = []
+    def transmit_log_entry_messages(self, entries: Sequence[tuple[bytes, list[str]]], path: tuple[str, ...]) -> Confirmed:
+        if len(self.log) == self._most:
+            raise PublisherClosed("The publisher is closed")
+        self.log.append((list(entries), path))
+        return Confirmed(self.asked, self._failures.pop(0) if self._failures else None)
 
-    def open_producer(self, name: str, sent: int, *, ascending: bool) -> Sent:
-        assert ascending
-        assert sent > 10**18, "the log may know any number"
-        self.name = name
-        return self
-
-    def transmit(self, number: int, entries: LogEntries) -> Sent:
-        last = max((known for name, known, _ in self.log if name == self.name), default=0)
-        if number > last and number != self.refuses:
-            self.log.append((self.name, number, entries))
-        return self
-
-    def result(self, timeout_s: float | None) -> str:
-        self.waits.append(timeout_s)
-        if self.refuses:
-            raise NackedError("middle/1", 312, "no such site")
-        return ""
-
-    @property
-    def publisher(self) -> Publisher:
-        return cast(Publisher, cast(Any, self))
+    def forward(self, updates: list[Update], *arguments: Any) -> None:
+        Forwarder(cast(Publisher, cast(Any, self))).forward(updates, *arguments)
 
 
-def delta(sequence: int, payload: bytes = b"x", index: int = 0, *, epoch: int = 1, path: tuple[str, ...] = ("north",), log: str = LOG) -> Update:
-    shared = ("LRQ_Recv_stock_north", "north", "stock", UpdateType.LOG_ENTRY_SYNC, Position(epoch, sequence), f"app/{sequence}.{index}", 0)
-    return Update(*shared, index, payload, "", True, path, log)
+def delta(sequence: int, payload: bytes = b"x", index: int = 0, path: tuple[str, ...] = ("north",)) -> Update:
+    shared = ("LRQ_Recv_stock_north", "north", "stock", UpdateType.LOG_ENTRY_SYNC, Position(1, sequence), f"app/{sequence}.{index}", 0)
+    return Update(*shared, index, payload, "", True, path)
 
 
-def test_a_transaction_goes_on_under_its_sequence_and_once() -> None:
+def test_transactions_go_on_whole_and_are_waited_for() -> None:
     sent = Sent()
-    forwarder = Forwarder(sent.publisher)
-    updates = [delta(7, b"a"), delta(7, b"b", 1), delta(9, b"c", epoch=2)]
-    for _ in range(2):  # the list comes again
-        forwarder.forward(updates, ["east", "south"], 5)
-    assert [(number, entries.entries, entries.path) for _, number, entries in sent.log] == [
-        (7, ((b"a", ("east", "south")), (b"b", ("east", "south"))), ("north",)),
-        (9, ((b"c", ("east", "south")),), ("north",)),
-    ]
-    assert {name for name, _, _ in sent.log} == {f"middle.{LOG[:16]}"}
-    assert sent.waits == [5] * 4, "each transaction was waited for"
-
-
-def test_logs_have_numbers_of_their_own() -> None:
-    sent = Sent()
-    forwarder = Forwarder(sent.publisher)
-    for log in (LOG, "f" * 32, ""):
-        forwarder.forward([delta(7, log=log)], ["east"])
-    assert [name for name, _, _ in sent.log] == [f"middle.{LOG[:16]}", "middle.ffffffffffffffff", "middle.unknown"]
+    sent.forward([delta(7, b"a"), delta(7, b"b", 1), delta(9, b"c")], ["east", "south"], 5)
+    assert sent.log == [([(b"a", ["east", "south"]), (b"b", ["east", "south"])], ("north",)), ([(b"c", ["east", "south"])], ("north",))]
+    assert sent.asked == [5, 5]
 
 
 def test_nothing_goes_back_the_way_it_came() -> None:
     sent = Sent()
-    updates = [delta(1, path=("east", "north")), delta(2, path=("east", "south", "north")), delta(3)]
-    Forwarder(sent.publisher).forward(updates, ["east", "south"])
-    assert [(number, entries.entries) for _, number, entries in sent.log] == [(1, ((b"x", ("south",)),)), (3, ((b"x", ("east", "south")),))]
+    sent.forward([delta(1, path=("east", "north")), delta(2, path=("east", "south", "north")), delta(3)], ["east", "south"])
+    assert sent.log == [([(b"x", ["south"])], ("east", "north")), ([(b"x", ["east", "south"])], ("north",))]
 
 
 def test_each_update_may_have_destinations_of_its_own() -> None:
     sent = Sent()
-    Forwarder(sent.publisher).forward([delta(1, b"a"), delta(1, b"b", 1), delta(2, b"c")], lambda update: ["east"] * (update.opaque_payload == b"b"))
-    assert [(number, entries.entries) for _, number, entries in sent.log] == [(1, ((b"b", ("east",)),))]
+    sent.forward([delta(1, b"a"), delta(1, b"b", 1), delta(2, b"c")], lambda update: ["east"] * (update.opaque_payload == b"b"))
+    assert sent.log == [([(b"b", ["east"])], ("north",))]
 
 
 def test_rows_of_a_snapshot_are_refused() -> None:
     row = Update("LRQ_Recv_stock_north", "north", "stock", UpdateType.SNAPSHOT_SYNC, Position(1, 7), "app/7.0", 0, 0, b"x", "r", True)
     sent = Sent()
     with pytest.raises(InvalidArgument, match=r"Rows of a snapshot are not forwarded.*full sync provider"):
-        Forwarder(sent.publisher).forward([row], ["east"])
+        sent.forward([delta(6), row], ["east"])
     assert sent.log == []
 
 
-def test_a_refusal_passes_to_the_listener() -> None:
+def test_the_first_failure_passes_to_the_listener_and_each_confirm_is_asked() -> None:
+    """A confirm that no caller asks makes a later flush of the publisher fail."""
+    sent = Sent(NackedError("middle/1", 312, "no such site"), NackedError("middle/2", 312, "none"))
     with pytest.raises(NackedError, match="no such site"):
-        Forwarder(Sent(refuses=7).publisher).forward([delta(7)], ["nowhere"])
+        sent.forward([delta(1), delta(2), delta(3)], ["nowhere"])
+    assert sent.asked == [60, 0, 0]
+    ended = Sent(most=2)
+    with pytest.raises(PublisherClosed):
+        ended.forward([delta(1), delta(2), delta(3)], ["east"])
+    assert ended.asked == [0, 0]

@@ -279,6 +279,10 @@ def test_transactions_that_the_routing_queues_have_not_taken_are_limited() -> No
         relay.door.buffered_bytes_max = 1 << 20
         relay.broker_data(encode.method_frame(1, commands.Confirm.SelectOk()))
         sent = 0
+        replica.to_apply_bytes += 1 << 21  # of others
+        relay.flow.consider_pausing()
+        assert connection.client.reads, "this client has sent no transaction"
+        replica.to_apply_bytes -= 1 << 21
         while connection.client.reads and sent < 1_000:
             sent += 1
             body = pb.Transaction(
