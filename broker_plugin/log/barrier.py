@@ -16,6 +16,7 @@ Rules:
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
@@ -24,7 +25,10 @@ from lrq_ha.replication.queues import QueueKey
 from .holds import PublishHold, QueueHold
 from .progress import Progress
 
+log = logging.getLogger("lrq_ha.door")
+
 ALARM_POLL_S = 0.05
+LONG_S = 60.0
 PARKED_POLL_S = 0.2
 DELETED_MAX = 1_000  # kept before those on record are dropped
 
@@ -75,13 +79,24 @@ class Barrier:
             self._free.clear()
             self._eased.clear()
             self._tell_changed()
+            stands = False
+            watch = asyncio.get_running_loop().call_later(LONG_S, lambda: self._warn(stands))
             try:
                 stands = await self._settles(alarmed, declares)
                 if not stands:
                     self._lower()
                 yield stands
             finally:
+                watch.cancel()
                 self._lower()
+
+    def _warn(self, stands: bool) -> None:
+        if self.is_up:
+            waits_for = "the broker's answer" if stands else f"entries up to {self._end()} to be in the queues and on record"
+            log.warning(
+                "%s have waited for %d s for a declaration or deletion, which waits for %s. If that goes on, hand over with `lrq-ha switchover`",
+                "all clients" if self.holds_all else "publishers", LONG_S, waits_for,
+            )  # fmt: skip
 
     def _lower(self) -> None:
         if self.is_up:

@@ -13,6 +13,7 @@ from test_publishing import FIRST, Connection, message
 
 from broker_plugin.amqp import encode, frames
 from broker_plugin.door.server import Door
+from broker_plugin.log import barrier
 from broker_plugin.log.replica import Replica
 from broker_plugin.methods import lifecycle
 from lrq_ha.errors import LrqError
@@ -47,6 +48,16 @@ class Node:
             assert stands is self.barrier.is_up is self.barrier.holds_all
             return stands
 
+    async def lasts(self) -> None:
+        """Puts one up, and is not done inside."""
+        async with self.barrier.up(self.alarmed):
+            await asyncio.Event().wait()
+
+    async def quick(self) -> bool:
+        """Puts one up when everything is safe."""
+        self.connection.replica.progress.tracker = AppliedTracker(FIRST)
+        return await self.tries()
+
     def unsafe(self) -> None:
         """Something is published that does not get safe."""
         self.connection.log_is_safe = False
@@ -74,6 +85,26 @@ def test_one_that_waits_for_the_log_is_given_up_in_an_alarm() -> None:
         assert not node.barrier.is_up
 
     live(check)
+
+
+@pytest.mark.parametrize("stands", [False, True])
+def test_one_that_lasts_is_in_the_log(stands: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """A door that took nothing from its clients for half an hour said nothing."""
+    monkeypatch.setattr(barrier, "LONG_S", 0.02)
+
+    async def check(node: Node) -> None:
+        if not stands:
+            node.unsafe()
+        lasting = asyncio.create_task(node.lasts())
+        await asyncio.sleep(0.2)
+        lasting.cancel()
+        await asyncio.gather(lasting, return_exceptions=True)
+        assert await node.quick() is True
+
+    live(check)
+    [said] = [record.getMessage() for record in caplog.records if "have waited" in record.getMessage()]
+    assert said.startswith("all clients have waited for 0 s for a declaration or deletion, which waits for ")
+    assert ("the broker's answer" if stands else f"entries up to {FIRST} to be in the queues and on record") in said
 
 
 def test_one_that_waits_for_a_record_is_given_up_and_the_deletion_is_not_forgotten() -> None:
