@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -15,6 +16,8 @@ from pika.adapters.blocking_connection import BlockingChannel, BlockingConnectio
 from pika.exceptions import AMQPError, ChannelClosedByBroker
 
 from lrq_ha.lab import Lab
+
+FINISH_S = 300.0  # longer than all that it waits for
 
 
 class Rig:
@@ -146,12 +149,17 @@ class Rig:
             pytest.fail(f"the logs do not converge: {[{k: self.lab.status(n).get(k) for k in keys} for n in (self.primary, self.backup)]}")
 
     def finish(self) -> None:
-        for connection in self._connections:
-            if connection.is_open:
-                connection.close()
-        assert self.pids() == self._pids, "a sidecar was restarted"
-        self.converge()
-        self._delete_queues()
+        """Ends the process after FINISH_S, with what its threads do: a close that the door does not answer would last."""
+        faulthandler.dump_traceback_later(FINISH_S, exit=True)
+        try:
+            for connection in self._connections:
+                if connection.is_open:
+                    connection.close()
+            assert self.pids() == self._pids, "a sidecar was restarted"
+            self.converge()
+            self._delete_queues()
+        finally:
+            faulthandler.cancel_dump_traceback_later()
 
     def _delete_queues(self) -> None:
         """Each queue that is left costs the pair a look in turn, as long as it lives."""
