@@ -62,14 +62,13 @@ class ViewEntry:
         self.client_name = transaction.client_name
         self._runs = _runs_of(transaction)  # by destination
         self._shares: dict[_Runs, Share | None] = {}
-        self.size = body_bytes + sum(_bytes_of(runs, transaction, body_bytes) for runs in set(self._runs.values()))
+        self.size = body_bytes + sum(_measure_share(transaction, runs, body_bytes) for runs in set(self._runs.values()))
 
     def share(self, destination: str) -> Share | None:
         """The share of a destination; None if nothing is for it."""
         runs = self._runs.get(destination, ())
         if runs not in self._shares:
-            payloads = self.transaction.payloads
-            transaction = received(self.transaction, self.position, [payload for first, end in runs for payload in payloads[first:end]])
+            transaction = received(self.transaction, self.position, _select_payloads(self.transaction, runs))
             self._shares[runs] = None if transaction is None else pack_share(transaction)
         return self._shares[runs]
 
@@ -83,12 +82,16 @@ def _runs_of(transaction: pb.Transaction) -> dict[str, _Runs]:
     return {destination: tuple(runs) for destination, runs in found.items()}
 
 
-def _bytes_of(runs: _Runs, transaction: pb.Transaction, body_bytes: int) -> int:
-    """The payloads of a share, in bytes; for a share of everything, which most are, without a look at each."""
+def _select_payloads(transaction: pb.Transaction, runs: _Runs) -> list[bytes]:
     payloads = transaction.payloads
-    if runs == ((0, len(payloads)),):
+    return [payload for first, end in runs for payload in payloads[first:end]]
+
+
+def _measure_share(transaction: pb.Transaction, runs: _Runs, body_bytes: int) -> int:
+    """The payloads of a share, in bytes; for a share of everything, which most are, without a look at each."""
+    if runs == ((0, len(transaction.payloads)),):
         return body_bytes
-    return sum(len(payload) for first, end in runs for payload in payloads[first:end])
+    return sum(map(len, _select_payloads(transaction, runs)))
 
 
 class Packing:

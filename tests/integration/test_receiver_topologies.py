@@ -146,7 +146,8 @@ def test_a_chain_of_three_through_kills_in_the_middle(lab: Lab, tmp_path: Path) 
         application = start_application(west, client, "east")
         try:
             for turn in range(30):
-                source_turn(source, turn)
+                for number in range(turn * 10, turn * 10 + 10):
+                    source.change(number % (ITEMS + 7), number)
                 if turn == 12:
                     lab.kill("w1.sidecar")
                     lab.start("w1.sidecar")
@@ -163,11 +164,6 @@ def test_a_chain_of_three_through_kills_in_the_middle(lab: Lab, tmp_path: Path) 
         counts = [json.loads(payload)["rows"][0]["count"] for payload in end.payloads]
         assert list(dict.fromkeys(counts)) == list(range(300)), "no delta is missing, and none came before an earlier one"
         assert all(after - before <= 1 for before, after in pairwise(counts)), "what came again came with all behind it"
-
-
-def source_turn(source: Source, turn: int) -> None:
-    for number in range(turn * 10, turn * 10 + 10):
-        source.change(number % (ITEMS + 7), number)
 
 
 @pytest.mark.quick
